@@ -438,7 +438,8 @@ class FailingDisk:
 
     vfs: apsw.VFS = field(init=False)
     write: Exception | None = None
-    sync: Exception | None = None
+    sync: Callable[[], None] | None = None
+    """Called once, in place of the next sync."""
 
     def __attrs_post_init__(self) -> None:
         disk = self
@@ -455,9 +456,10 @@ class FailingDisk:
 
             def xSync(self, flags: int) -> None:  # noqa: N802
                 if self.is_log and disk.sync is not None:
-                    broken, disk.sync = disk.sync, None
-                    raise broken
-                super().xSync(flags)
+                    instead, disk.sync = disk.sync, None
+                    instead()
+                else:
+                    super().xSync(flags)
 
         class Vfs(apsw.VFS):
             def __init__(self) -> None:
@@ -489,12 +491,17 @@ async def test_a_sync_that_fails_at_commit_cannot_bring_the_commit_back_later(
 ) -> None:
     """What was answered with OutcomeUnknown lies in the log for a recovery to find, until another commit covers it."""
     path = tmp_path / "a.db"
+
+    def fails() -> None:
+        crashed_copy(path, tmp_path / "1")  # here and not later: the store may look at its file at any time
+        raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
+
     async with marked_store(path, inline=inline, driver="apsw") as store:
-        disk.sync = apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
+        disk.sync = fails
         with pytest.raises(OutcomeUnknown) as caught:
             await engine_of(store).run(marks("unknown"))
         assert isinstance(caught.value.__cause__, apsw.IOError)
-        assert durable(crashed_copy(path, tmp_path / "1")) == ["unknown"], "so the test tests nothing"
+        assert durable(tmp_path / "1" / path.name) == ["unknown"], "so the test tests nothing"
         rows = await engine_of(store).read(lambda tx: tx.all("SELECT name FROM marks"))
         assert rows == []
 

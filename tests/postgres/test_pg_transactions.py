@@ -40,3 +40,19 @@ async def test_no_statement_ends_the_transaction(store: Store, admin: Admin, sql
 
     await fails(StoreError, body)
     assert (await store.queue("q").counts()).ready == 0
+
+
+@pytest.mark.parametrize("sql", ["COPY (SELECT 1) TO STDOUT", "COPY mine FROM STDIN"])
+async def test_copy_is_refused_by_its_name_and_takes_only_the_transaction(store: Store, sql: str) -> None:
+    async def body() -> None:
+        async with store.transaction() as tx:
+            await tx.execute("CREATE TEMP TABLE mine (n int)")
+            await tx.enqueue("q", 1)
+            await tx.execute(sql)
+
+    error = await fails(StoreError, body)
+    assert type(error) is StoreError
+    assert "take SELECT or INSERT instead" in str(error)
+    async with store.transaction() as tx:
+        assert await tx.execute("SELECT 1") == [(1,)]
+    assert (await store.queue("q").counts()).ready == 0

@@ -102,6 +102,8 @@ def mapped(error: psycopg.Error) -> StoreError:
     if (found := _BY_STATE.get(state)) is not None:
         kind, what = found
         return kind(f"{what}: {error}")
+    if not state and "in COPY" in str(error):
+        return StoreError("COPY TO STDOUT or FROM STDIN moves data beside the statement: take SELECT or INSERT instead")
     if state.startswith(_AWAY) or (not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)):
         return StoreUnavailable(f"the server is away: {error}")
     if _was_faster(error):

@@ -19,6 +19,7 @@ from actors.ports import Interrupted, Outcome, Raised, Returned
 from actors.stop import StopToken
 from actors.unwinding import last_write, part
 from actors.worker import Worker
+from alkstore.clock import Countdown
 from alkstore.context import Context, checked_stop, while_busy, write_on_leaving
 from alkstore.engines.bridge import autojump_held
 from alkstore.engines.engine import Engine
@@ -181,8 +182,8 @@ class Queue:
         check_name(worker_id, "worker")
         integer(limit, "limit", 1, 1_000)
         length = None if lease is None else milliseconds(lease, "lease", 0.1, SEVEN_DAYS_S)
-        until = self._context.engine.clock.now_ms() + milliseconds(wait, "wait", 0, SEVEN_DAYS_S)
-        return await Claims(self, worker_id, length).take(limit, until)
+        patience = Countdown(self._context.engine.clock, milliseconds(wait, "wait", 0, SEVEN_DAYS_S))
+        return await Claims(self, worker_id, length).take(limit, patience)
 
     def jobs(self, worker_id: str, *, lease: Seconds | None = None) -> AsyncIterator[JobHandle]:
         """Yield claimed jobs one by one, waiting for work, for as long as they are asked for.
@@ -381,12 +382,12 @@ class Claims:
         (handle,) = await self.take(1, None)
         return handle
 
-    async def take(self, limit: int, until: int | None) -> list[JobHandle]:
-        """Claim, and while there is nothing sleep until there may be, up to the moment `until` (None: for ever)."""
+    async def take(self, limit: int, patience: Countdown | None) -> list[JobHandle]:
+        """Claim, and while there is nothing sleep until there may be, for as long as `patience` (None: for ever)."""
         engine, queue = self.queue._context.engine, self.queue
         seen = engine.feed.position()
         next_at = 0 if self._more else await self._look()
-        while await self._may_find(seen, next_at, until):
+        while await self._may_find(seen, next_at, patience):
             seen = engine.feed.position()
             claimed = await engine.run(lambda tx: jobs.claim(tx, queue.name, self.worker_id, limit, self.lease))
             next_at = claimed.next_at
@@ -395,22 +396,23 @@ class Claims:
                 await queue._give_back_if_cancelled(claimed.jobs)
                 return [queue._handle(job, self.lease) for job in claimed.jobs]
             if claimed.blocked:
-                if self._has_come(until):
+                if patience is not None and patience.is_over():
                     return []
                 await trio.sleep(LOCKED_PAUSE_S)
         return []
 
-    async def _may_find(self, seen: int, next_at: int | None, until: int | None) -> bool:
-        """Sleep until a claim may find something: from `next_at` on, or after a change. False: `until` came first.
+    async def _may_find(self, seen: int, next_at: int | None, patience: Countdown | None) -> bool:
+        """Sleep until a claim may find something: from `next_at` on, or after a change. False: `patience` is over.
 
         Woken, it looks: others may have been faster, or it was not about this queue. Only a change of this very queue
         by this process is worth a claim at once.
         """
         feed = self.queue._context.engine.feed
         while not self._has_come(next_at):
-            if self._has_come(until):
+            if patience is not None and patience.is_over():
                 return False
-            soonest = min((ms for ms in (next_at, until) if ms is not None), default=None)
+            ends = None if patience is None else patience.end()
+            soonest = min((ms for ms in (next_at, ends) if ms is not None), default=None)
             if await feed.moved_past(queue_topic(self.queue.name), seen, soonest):
                 return True
             seen = feed.position()

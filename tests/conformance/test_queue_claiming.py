@@ -16,6 +16,7 @@ from tests.conformance.helpers import (
     START,
     OpenStore,
     TaskSteps,
+    WallLikeClock,
     after,
     at,
     calm,
@@ -244,6 +245,35 @@ async def test_a_claim_without_waiting_returns_at_once(store: Store) -> None:
 
 async def test_a_claim_waits_as_long_as_it_may(store: Store) -> None:
     assert await elapsed(lambda: store.queue("q").claim("w", wait=30)) == 30
+
+
+async def test_a_clock_set_back_does_not_make_a_claim_wait_longer(open_engine_store: OpenStore) -> None:
+    """Its `wait` is so many seconds, not a moment; what passed since its last look at the clock is not known."""
+    clock = WallLikeClock()
+    async with open_engine_store(clock=clock) as store:
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(store.queue("q").claim, "w", wait=60))
+            await trio.sleep(30)
+            clock.step(-3_600)
+        assert 60 <= trio.current_time() - began <= 65
+
+
+async def test_a_claim_waits_by_the_clock_of_its_store(stepped: Store, clock: ManualClock) -> None:
+    got: list[list[JobHandle]] = []
+
+    async def wait() -> None:
+        got.append(await stepped.queue("q").claim("w", wait=60))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for seconds in (30, -3_600, 29):
+            await calm()
+            clock.advance(seconds)
+        await calm()
+        assert not got
+        clock.advance(1)
+    assert got == [[]]
 
 
 async def test_a_claim_that_waits_gets_what_is_there_at_once(store: Store) -> None:

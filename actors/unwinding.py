@@ -75,9 +75,9 @@ def last_write(what: str, leaving: BaseException | None = None) -> Iterator[None
 class Alone:
     """Take away the groups that nurseries put around an error: what is alone leaves alone.
 
-    When, `trio.Cancelled` aside, there is one error in the group, or each is one of `kinds`, the first of them
-    leaves, without the rest: a cancellation is on its way anyway. Any other group leaves as it is, without the
-    shells that hold nothing but another group.
+    When, `trio.Cancelled` aside, there is one error in the group, it leaves: a cancellation is on its way anyway.
+    When each is one of `kinds`, the first of the earliest kind leaves, and what the others say becomes notes on it.
+    Any other group leaves as it is, without the shells that hold nothing but another group.
     """
 
     def __init__(self, *kinds: type[BaseException]) -> None:
@@ -103,9 +103,18 @@ class Alone:
 
     def _alone(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
         errors = [leaf for leaf in leaves(group) if not isinstance(leaf, trio.Cancelled)]
-        if len(errors) == 1 or (errors and all(isinstance(leaf, self._kinds) for leaf in errors)):
+        if len(errors) == 1:
             return errors[0]
+        if errors and all(isinstance(leaf, self._kinds) for leaf in errors):
+            return self._first_of(errors)
         inner: BaseException = group
         while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
             inner = inner.exceptions[0]
         return inner
+
+    def _first_of(self, errors: list[BaseException]) -> BaseException:
+        chosen = next(error for kind in self._kinds for error in errors if isinstance(error, kind))
+        for other in dict.fromkeys(map(shown, errors)):
+            if other != shown(chosen):
+                chosen.add_note(f"besides: {other}")
+        return chosen

@@ -13,7 +13,9 @@ from attrs import define, field
 
 from actors.deliverer import Deliverer, checked_delivery
 from actors.stop import StopToken
+from actors.unwinding import Alone
 from alkstore.context import Context, checked_stop
+from alkstore.errors import StoreError
 from alkstore.job import JobHandle, Stamp
 from alkstore.names import RESERVED_PREFIX, check_name
 from alkstore.payload import JSON
@@ -107,7 +109,8 @@ class Outbox:
             concurrency=integer(concurrency, "concurrency", 1, 1_000),
             grace=milliseconds(grace, "grace", 0, SEVEN_DAYS_S) / 1000,
         )
-        await deliverer.run(checked_stop(stop), task_status=task_status)
+        with Alone(StoreError):
+            await deliverer.run(checked_stop(stop), task_status=task_status)
 
     async def get_message(self, id: int) -> Job | None:
         """Return a message that is not delivered yet, or a dead letter; None: it is delivered or pruned."""

@@ -17,13 +17,13 @@ from attrs import define, field
 from actors.handlers import refuse_returned_error
 from actors.ports import Interrupted, Outcome, Raised, Returned
 from actors.stop import StopToken
-from actors.unwinding import last_write, part
+from actors.unwinding import Alone, last_write, part
 from actors.worker import Worker
 from alkstore.clock import Countdown
 from alkstore.context import Context, checked_stop, while_busy, write_on_leaving
 from alkstore.engines.bridge import autojump_held
 from alkstore.engines.engine import Engine
-from alkstore.errors import InvalidPayload, StoreBusy
+from alkstore.errors import InvalidPayload, StoreBusy, StoreError
 from alkstore.job import Failure, JobHandle, Stamp, settle
 from alkstore.lease import Lease
 from alkstore.names import check_name
@@ -240,8 +240,8 @@ class Queue:
             timeout: seconds that one handler may run; None: no limit but a living lease.
             grace: seconds, 0 to 7 days.
 
-        Cancelled: handlers are cancelled and their jobs go back, under a shield of bounded length. The store's errors
-        leave it, for its supervisor to see.
+        Cancelled: handlers are cancelled and their jobs go back, under a shield of bounded length. A StoreError
+        leaves it, for its supervisor to see; if there are several, the first, with the others as notes.
         """
         source = QueueSource(self, f"worker-{secrets.token_hex(8)}")
         worker = Worker(
@@ -252,7 +252,8 @@ class Queue:
             grace=milliseconds(grace, "grace", 0, SEVEN_DAYS_S) / 1000,
             while_in_thread=autojump_held,
         )
-        await worker.run(checked_stop(stop), task_status=task_status)
+        with Alone(StoreError):
+            await worker.run(checked_stop(stop), task_status=task_status)
 
     async def _run_once(self, worker_id: str, delivery: Callable[[JobHandle], Awaitable[object]]) -> bool:
         """Claim one job, await `delivery` of it, and settle it; see `Outbox.run_once`."""

@@ -10,8 +10,9 @@ from attrs import define, field
 
 from actors.stop import StopToken
 from actors.ticker import lead_and_tick
+from actors.unwinding import Alone
 from alkstore.context import Context, checked_stop, while_busy
-from alkstore.errors import InvalidSpec, LeadershipLost, StoreClosed
+from alkstore.errors import InvalidSpec, LeadershipLost, StoreClosed, StoreError
 from alkstore.every import MAX_MS, parse_every
 from alkstore.lease import Lease
 from alkstore.lock import LockHandle, acquire_patiently
@@ -61,7 +62,9 @@ async def run_schedules(
     context: Context, stop: StopToken, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Fire due boundaries while we lead, stand by while another does; see `Store.run_schedules`."""
-    await lead_and_tick(SchedulerLease(context), SchedulerTicks(context), checked_stop(stop), task_status=task_status)
+    lease, ticks = SchedulerLease(context), SchedulerTicks(context)
+    with Alone(LeadershipLost, StoreError):
+        await lead_and_tick(lease, ticks, checked_stop(stop), task_status=task_status)
 
 
 @define(eq=False)

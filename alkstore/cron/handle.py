@@ -21,7 +21,7 @@ from alkstore.cron.decide import Admit, Initialize, Skip, decide
 from alkstore.cron.expression import timetable
 from alkstore.cron.profile import CycleSummary, Profile
 from alkstore.cron.running import Handlers, run_source
-from alkstore.errors import AlkstoreError, Conflict
+from alkstore.errors import AlkstoreError, Conflict, StoreError
 from alkstore.names import check_name
 from alkstore.payload import JSON, decode, describe, encode
 from alkstore.sql.cron import admission, definitions, runs
@@ -339,7 +339,7 @@ class Cron:
             stop_within=milliseconds(profile.stop_within, "stop_within", 0, 3_600) / 1000,
         )
         in_time = False
-        with self._registered(handlers), Alone():
+        with self._registered(handlers), Alone(StoreError):
             async with trio.open_nursery() as nursery:
 
                 async def coordinate(*, task_status: trio.TaskStatus[None]) -> None:

@@ -55,6 +55,14 @@ def test_what_is_alone_leaves_alone(error: BaseException, expected: BaseExceptio
     assert leave(error, Lost) is expected
 
 
+def test_of_several_kinds_the_earliest_leaves_and_the_others_are_noted_on_it() -> None:
+    busy, away = OSError("busy"), OSError("away")
+    left = leave(Group("", [busy, Group("", [Lost(), away]), OSError("busy")]), Lost, OSError)
+    assert isinstance(left, Lost)
+    assert left.__notes__ == ["besides: OSError('busy')", "besides: OSError('away')"]
+    assert not hasattr(leave(Group("", [lost, lost_too]), Lost), "__notes__")
+
+
 def test_an_error_is_not_chained_to_the_group_it_came_in() -> None:
     error = ValueError()
     error.__cause__ = cause = KeyError()

@@ -75,23 +75,25 @@ async def test_a_finished_job_is_acknowledged_for_as_long_as_its_lease_lives(
 
 
 @pytest.mark.parametrize("takes", [0.5, math.inf])
+@pytest.mark.parametrize("count", [1, 3])
 async def test_a_worker_fails_with_the_stores_error_when_the_lease_is_over(
-    store_and_other: tuple[Store, Store], takes: float
+    store_and_other: tuple[Store, Store], takes: float, count: int
 ) -> None:
+    """With one, although several jobs, or a job and the renewals, may meet it in the same moment."""
     store, other = store_and_other
     queue = store.queue("q", visibility=3)
-    id = await queue.enqueue(1)
+    ids = [await queue.enqueue(n) for n in range(count)]
 
     async def handler(_: object) -> None:
         await trio.sleep(takes)
 
     async def main() -> None:
-        async with running(queue.work, handler):
+        async with running(queue.work, handler, concurrency=count):
             await calm()
             await lasting(30, other)
 
     assert await elapsed(partial(fails, StoreBusy, main)) < 3 + 2 * BUSY_TIMEOUT
-    assert (await job(queue, id)).attempt == 1
+    assert [(await job(queue, id)).attempt for id in ids] == [1] * count
 
 
 async def test_a_handler_goes_on_while_a_free_slot_cannot_claim(store_and_other: tuple[Store, Store]) -> None:

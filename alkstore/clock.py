@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import trio
 from attrs import define, field
 
-__all__ = ["Clock", "Countdown", "ManualClock", "TrioClock", "WallClock"]
+__all__ = ["Clock", "ManualClock", "TrioClock", "WallClock"]
 
 LONGEST_LOOK_AWAY_S = 5.0
 """A wall clock can be stepped, and a suspended machine's trio clock stands still: no wait is longer than this."""
@@ -112,30 +112,6 @@ class ManualClock:
     def on_set(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
-
-
-@define(eq=False)
-class Countdown:
-    """A wait of `left` milliseconds from now on: a clock that is set back meanwhile does not make it longer."""
-
-    _clock: Clock
-    _left: int
-    _seen: int = field(init=False)
-    """What the clock read when this was last asked; how far it had gone before it was set back is not known."""
-
-    def end(self) -> int:
-        """Return the moment at which it will be over, as far as is known now."""
-        now = self._clock.now_ms()
-        self._left -= max(now - self._seen, 0)
-        self._seen = now
-        return now + self._left
-
-    def is_over(self) -> bool:
-        return self.end() <= self._seen
-
-    @_seen.default
-    def _began(self) -> int:
-        return self._clock.now_ms()
 
 
 def _nothing() -> None:

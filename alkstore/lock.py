@@ -107,10 +107,6 @@ class LockHandle:
             raise
         return self._lease.accept(renewal)
 
-    async def renew_patiently(self) -> bool:
-        """Renew; again while the store is busy, as long as the lease lives. StoreBusy: it was busy to the end."""
-        return await while_busy(self.renew, self.is_alive)
-
     async def release(self) -> bool:
         """Give the lock up and wake who waits for it; False: it was not ours any more, nothing changed.
 
@@ -190,7 +186,8 @@ class Lock:
                 continue
             remaining = handle.remaining
             with trio.move_on_after(remaining - min(MARGIN_S, remaining * MARGIN_SHARE)) as in_time:
-                if not await handle.renew_patiently() and not handle._released and not handle._releasing:
+                renewed = await while_busy(handle.renew, handle.is_alive)
+                if not renewed and not handle._released and not handle._releasing:
                     raise LockLost(f"the lock {self.name!r} was lost: its lease ended or was taken away")
             if in_time.cancelled_caught:
                 raise LockLost(f"the lock {self.name!r} could not be renewed before its lease ends")

@@ -19,8 +19,8 @@ from actors.ports import Interrupted, Outcome, Raised, Returned
 from actors.stop import StopToken
 from actors.unwinding import Alone, last_write, part
 from actors.worker import Worker
-from alkstore.clock import Countdown
 from alkstore.context import Context, checked_stop, while_busy, write_on_leaving
+from alkstore.countdown import Countdown
 from alkstore.engines.bridge import autojump_held
 from alkstore.engines.engine import Engine
 from alkstore.errors import InvalidPayload, StoreBusy, StoreError

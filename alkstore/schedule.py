@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import trio
 from attrs import define, field
@@ -12,7 +14,7 @@ from actors.stop import StopToken
 from actors.ticker import lead_and_tick
 from actors.unwinding import Alone
 from alkstore.context import Context, checked_stop, while_busy
-from alkstore.errors import InvalidSpec, LeadershipLost, StoreClosed, StoreError
+from alkstore.errors import InvalidSpec, LeadershipLost, StoreBusy, StoreClosed, StoreError
 from alkstore.every import MAX_MS, parse_every
 from alkstore.lease import Lease
 from alkstore.lock import LockHandle, acquire_patiently
@@ -23,6 +25,8 @@ from alkstore.sql.tx import SCHEDULES
 from alkstore.values import TEN_YEARS_S, ScheduleOpts, milliseconds
 
 __all__ = ["new_schedule", "run_schedules"]
+
+T = TypeVar("T")
 
 AT_ONCE = 16
 """Schedules that go to the writer together: each may fire 64 boundaries, and leases wait behind them."""
@@ -63,8 +67,20 @@ async def run_schedules(
 ) -> None:
     """Fire due boundaries while we lead, stand by while another does; see `Store.run_schedules`."""
     lease, ticks = SchedulerLease(context), SchedulerTicks(context)
-    with Alone(LeadershipLost, StoreError):
-        await lead_and_tick(lease, ticks, checked_stop(stop), task_status=task_status)
+    try:
+        with Alone(LeadershipLost, StoreError):
+            await lead_and_tick(lease, ticks, checked_stop(stop), task_status=task_status)
+    except LeadershipLost:
+        context.publish("lost", "schedules", owner=lease.owner)
+        raise
+
+
+async def _while_leading(grant: LockHandle, call: Callable[[], Awaitable[T]]) -> T:
+    """Return what `call` returns; made again while the store is busy and the lease lives."""
+    try:
+        return await while_busy(call, grant.is_alive)
+    except StoreBusy as busy:
+        raise LeadershipLost(f"the store was busy until the schedules' lease was over: {busy}") from busy
 
 
 @define(eq=False)
@@ -73,18 +89,18 @@ class SchedulerLease:
 
     _context: Context
     lost: type[LeadershipLost] = field(default=LeadershipLost, init=False)
+    owner: str = field(default="", init=False)
+    """Of the term of office, once there is one."""
 
     async def acquire(self) -> LockHandle:
         ttl = self._context.leadership_ttl
         grant = await acquire_patiently(self._context, schedules.LEADER_LOCK, ttl)
+        self.owner = grant.owner
         self._context.publish("leader", "schedules", owner=grant.owner, fencing_token=grant.fence)
         return LockHandle(self._context, grant, Lease(ttl, grant.expires_at))
 
     async def renew(self, grant: LockHandle) -> bool:
-        renewed = await grant.renew_patiently()
-        if not renewed:
-            self._context.publish("lost", "schedules", owner=grant.owner)
-        return renewed
+        return await _while_leading(grant, grant.renew)
 
     async def release(self, grant: LockHandle) -> None:
         with suppress(StoreClosed):  # the ticker is told the same; the lease runs out by itself
@@ -116,9 +132,8 @@ class SchedulerTicks:
         for start in range(0, len(due.names), AT_ONCE):  # heartbeats and renewals come in between
             names = due.names[start : start + AT_ONCE]
             firings = [firing(name) for name in names]
-            fired += await while_busy(partial(engine.run_each, firings, urgent=True), grant.is_alive)
+            fired += await _while_leading(grant, partial(engine.run_each, firings, urgent=True))
         if not all(one.led for one in fired):
-            self._context.publish("lost", "schedules", owner=grant.owner)
             raise LeadershipLost("the schedules' lease ended or was taken: nothing was fired on it")
         cursors = [one.next_at for one in fired if one.next_at is not None]
         moments = [*cursors, *(() if due.next_at is None else (due.next_at,))]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from alkstore import JobHandle, LockLost, Snooze, Store, StoreBusy, StoreFull
+from alkstore import JobHandle, LeadershipLost, LockLost, Snooze, Store, StoreBusy, StoreFull
 from alkstore.sql import jobs, locks
 from tests.conformance.helpers import OpenStore, calm, cancelled_at, claim, elapsed, fails, job, now, running, seen
 
@@ -176,6 +176,23 @@ async def test_a_leader_goes_on_leading(store_and_other: tuple[Store, Store]) ->
     assert len(seen(events, "leader")) == 1
     assert seen(events, "lost") == []
     assert (await store.queue("q").counts()).ready >= 3
+
+
+@pytest.mark.parametrize("every", [1, 60], ids=["ticking", "waiting"])
+async def test_a_leader_fails_with_one_error_when_its_lease_is_over(
+    store_and_other: tuple[Store, Store], every: int
+) -> None:
+    """Its tick, its renewal and its release all meet the busy store."""
+    store, other = store_and_other
+    await store.schedule("s", f"@every {every}s", "q")
+
+    async def main() -> None:
+        async with running(store.run_schedules):
+            await calm()
+            await lasting(30, other)
+
+    error = await fails(Exception, main)
+    assert type(error) is LeadershipLost, repr(error)
 
 
 # ------------------------------------------------------------------------- leaving, when the last write fails as well

@@ -31,6 +31,8 @@ class Proxy:
     wires: list[Wire] = field(factory=list)
     is_silent: bool = False
     """New wires are stalled from the beginning."""
+    delay: float = 0.0
+    """Seconds that everything is under way, in either direction."""
 
     def url(self, of_server: str) -> str:
         """The server's URL with the proxy's address in the place of its own."""
@@ -57,6 +59,7 @@ class Proxy:
     async def _forward(self, wire: Wire, source: trio.SocketStream, target: trio.SocketStream) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await source.receive_some():
+                await trio.sleep(self.delay)
                 if wire.stalled:
                     continue
                 if source is wire.client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from alkstore.engines.postgres.clock import ServerClock
 from alkstore.sql import jobs, locks, schedules
 from tests.conformance.helpers import seen
 from tests.postgres.kit import Admin, Place, engine_of, eventually, run
+from tests.postgres.proxy import open_proxy
 
 SETTLE: dict[str, Callable[[JobHandle], Awaitable[bool]]] = {
     "ack": lambda handle: handle.ack(),
@@ -184,6 +186,31 @@ async def test_a_machine_whose_clock_is_ahead_takes_no_live_lock(
         assert await held.renew()
 
 
+async def test_a_machine_whose_clock_is_set_loses_no_lease(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time_ns
+    async with place.open() as store:
+        await store.queue("q").enqueue(1)
+        (handle,) = await store.queue("q").claim("w", lease=30)
+        async with store.lock("l").hold(30) as held:
+            for step in (90, -3_600):
+                monkeypatch.setattr(time, "time_ns", lambda step=step: real() + step * 10**9)
+                assert 25 < held.remaining <= 30.5
+                assert 25 < handle.lease_remaining <= 30.5
+
+
+async def test_over_a_slow_line_the_servers_clock_counts_too(
+    place: Place, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although every reading of it is 0.3 s on its way, and this machine's is wrong by more than a lease."""
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 90 * 10**9)
+    async with open_proxy(short_folder, place.server) as proxy:
+        proxy.delay = 0.15
+        through = Place(proxy.url(place.server), place.schema)
+        async with through.open(listen=False) as store, store.lock("l").hold(5) as held:
+            assert 3.5 < held.remaining <= 5.5
+
+
 async def test_a_server_whose_clock_was_set_back_is_noticed(place: Place, admin: Admin) -> None:
     """As after a failover to a machine whose clock is behind: no lease may be longer than it was meant."""
     async with place.open() as store:
@@ -191,7 +218,7 @@ async def test_a_server_whose_clock_was_set_back_is_noticed(place: Place, admin:
         await store.queue("q").enqueue(1)
         assert await store.queue("q").claim("w", lease=30)
         engine = engine_of(store)
-        engine._learn(engine.clock.now_ms() + 3_600_000)  # as if it had been an hour ahead until now
+        engine._learn(engine.clock.now_ms() + 3_600_000, 0)  # as if it had been an hour ahead until now
         admin.rows(f"UPDATE {place.table('jobs')} SET lease_end = lease_end + 3600000 WHERE state = 1")
         await store.health()  # reads the clock
         await store.health()

@@ -42,9 +42,6 @@ KEEPALIVE: dict[str, Any] = {"keepalives": 1, "keepalives_idle": 10, "keepalives
 TCP_USER_TIMEOUT_MS = 20_000
 """So is one that does not take what was sent."""
 
-PROMPT_MS = 250
-"""A reading of the server's clock that took longer says little about what it reads now."""
-
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """Whatever is the default of the user, or of the database."""
 
@@ -180,8 +177,8 @@ class PostgresTx:
     connection: Connection[Row]
     schema: str
     manual: int | None
-    learn: Callable[[int], None]
-    """Gets every prompt reading of the server's clock."""
+    learn: Callable[[int, float], None]
+    """Gets every reading of the server's clock, and the seconds that it took."""
     topics: set[str] = field(factory=set)
     events: list[Event] = field(factory=list)
     moment: int | None = field(default=None, init=False)
@@ -274,8 +271,7 @@ class PostgresTx:
             self.moment = self.manual
             return
         self.moment = read
-        if time.monotonic() - began < PROMPT_MS / 1000:
-            self.learn(read)
+        self.learn(read, time.monotonic() - began)
 
     def _rows(self, sql: Any, params: Params | None) -> list[Row]:
         try:

@@ -54,6 +54,12 @@ CANCEL_S = 2.0
 REPEATS = 5
 """How often a unit is run again after a deadlock, a serialization failure or a lost connection."""
 
+PROMPT_S = 0.25
+"""A reading of the server's clock that took longer says little about what it reads now."""
+
+SLOWEST_S = 0.9
+"""But where all take long, such as over a slow line, it may take twice as long as the quickest, up to this."""
+
 IDLE_TOO_LONG = "25P03"
 """How the server ends a transaction in which it waits for a statement: it has not seen a COMMIT."""
 
@@ -106,6 +112,8 @@ class PostgresEngine:
     notifier: Notifier = field(init=False)
     steps: ClockSteps = field(init=False)
     _stepping: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
+    _quickest: float = field(default=math.inf, init=False)
+    """Seconds that the quickest reading of the server's clock took."""
     _unmended: list[_Step] = field(factory=list, init=False)
     """Those that nobody has seen to yet."""
     _repairs: int = field(default=0, init=False)
@@ -470,11 +478,18 @@ class PostgresEngine:
 
     # ------------------------------------------------------------------------------------- a clock that is stepped
 
-    def _learn(self, read: int) -> None:
-        """Take note of what the clock reads now. In any thread."""
-        if isinstance(self.clock, ServerClock):
-            self.clock.learn(read)
+    def _learn(self, read: int, took: float) -> None:
+        """Take note of what the clock reads now, unless it `took` so many seconds that it may read otherwise by now.
+
+        In any thread.
+        """
         with self._stepping:
+            self._quickest = min(self._quickest, took)
+            is_prompt = took <= max(PROMPT_S, min(2 * self._quickest, SLOWEST_S))
+            if isinstance(self.clock, ServerClock) and (is_prompt or not self.clock.is_known):
+                self.clock.learn(read)
+            if not is_prompt:
+                return
             by, before = self.steps.step(read), self.steps.accepted
             self.steps.accept(read, stepped=by != 0)
             if by:
@@ -483,7 +498,7 @@ class PostgresEngine:
     async def _mend(self) -> None:
         """Before anything else is decided, put right what a step of the clock has spoiled."""
         if not isinstance(self.clock, ServerClock):
-            self._learn(self.clock.now_ms())
+            self._learn(self.clock.now_ms(), 0.0)
         while self._unmended:
             step = self._unmended.pop()
             kind = "clock_set_forward" if step.by > 0 else "clock_set_back"

@@ -48,7 +48,7 @@ class Tx(Protocol):
         """Run one statement with each of `params`, in order, and return the rows of each: fewer round trips."""
 
     def lock(self, sql: str, params: Params = ...) -> None:
-        """Lock the rows that `sql` (with its ``/*for update*/``) finds, and read the clock anew afterwards.
+        """Lock the rows that `sql` (with its ``/*for … */``) finds, and read the clock anew afterwards.
 
         Where one transaction at a time writes, that has happened when it began: nothing is done.
         """

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 import psycopg
+import pytest
 import trio
 
-from alkstore import Conflict, Discard, JobHandle, StopToken, Store, seam
+from alkstore import Conflict, Discard, JobHandle, StopToken, Store, StoreBusy, seam
 from alkstore.cron import STANDALONE
 from tests.conformance.helpers import fresh, running
 from tests.postgres.kit import Admin, Place, eventually
@@ -102,6 +103,26 @@ async def test_a_key_is_waited_for_while_its_job_is_not_committed(place: Place) 
                 other.commit() if commit else other.rollback()
             await eventually(answers.__len__)
             assert (answers == [first]) is commit
+
+
+async def test_a_job_lives_on_while_somebody_has_enqueued_its_key_again(place: Place) -> None:
+    """An embedder's transaction may be open for longer than a lease: all that waits for it is the job's deletion."""
+    async with place.open(busy_timeout=0.5) as store:
+        queue = store.queue("q")
+        ids = [await queue.enqueue(1, key=key) for key in ("a", "b", "c", "d")]
+        handles = await queue.claim("w", 4, lease=30)
+        with psycopg.connect(place.server) as other:
+            for id, key in zip(ids, ("a", "b", "c", "d"), strict=True):
+                assert seam.enqueue(other, "q", 2, key=key, schema=place.schema) == id
+            assert await handles[0].heartbeat(60)
+            assert await handles[1].retry("no", 0)
+            assert await handles[2].snooze(1)
+            with pytest.raises(StoreBusy):
+                await handles[3].ack()
+            other.commit()
+        assert await handles[3].ack()
+        assert await handles[0].ack()
+        assert await queue.enqueue(3, key="d") not in ids
 
 
 async def test_a_lock_has_one_owner_and_a_growing_token(place: Place) -> None:

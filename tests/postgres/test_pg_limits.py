@@ -69,7 +69,7 @@ def _fill(connection: Connection, kind: str, count: int) -> None:
 
 def _in_transaction(connection: Connection, function: Callable[[Tx], Any]) -> Any:
     connection.execute("BEGIN")
-    result = function(PostgresTx(connection, SCHEMA, NOW, lambda _: None))
+    result = function(PostgresTx(connection, SCHEMA, NOW, lambda *_: None))
     connection.execute("COMMIT")
     return result
 

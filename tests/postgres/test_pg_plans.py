@@ -115,7 +115,7 @@ def test_a_claim_reads_no_more_beside_many_others(connection: Connection) -> Non
     """Blocks touched by a whole claim: counted by the server, so that it holds on a busy machine too."""
     connection.execute("BEGIN")
     connection.execute("SELECT pg_stat_reset()")
-    tx = PostgresTx(connection, SCHEMA, NOW, lambda _: None)
+    tx = PostgresTx(connection, SCHEMA, NOW, lambda *_: None)
     for sql, params in (
         (claiming.PICK, {"queue": "q", "now": NOW, "limit": 1}),
         (claiming.SOONEST, {"queue": "q", "now": NOW}),

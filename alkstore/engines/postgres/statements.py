@@ -14,7 +14,9 @@ _REWRITES = (
     (re.compile(r"\b(?:NOT INDEXED|INDEXED BY \w+)"), ""),  # PostgreSQL takes no advice on indexes
     (re.compile(r"likelihood\(((?:[^()]|\([^()]*\))*), [\d.]+\)"), r"(\1)"),
     (re.compile(r"/\*for update\*/"), "FOR UPDATE"),
+    (re.compile(r"/\*for no key update\*/"), "FOR NO KEY UPDATE"),
     (re.compile(r"/\*for share\*/"), "FOR SHARE"),
+    (re.compile(r"/\*for key share\*/"), "FOR KEY SHARE"),
     (re.compile(r"/\*skip locked\*/"), "FOR UPDATE SKIP LOCKED"),
     (re.compile(r"/\*first by (\w+)\*/"), r"ORDER BY \1 LIMIT 1"),  # min() would read all where few are expected
     (re.compile(r"%"), "%%"),

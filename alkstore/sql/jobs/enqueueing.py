@@ -32,10 +32,11 @@ class NewJob:
     boundary: int | None = None
 
 
-# rides on __alkstore_jobs_key
+# Rides on __alkstore_jobs_key. The job cannot be deleted before whoever asks has committed; the rest of its life goes
+# on, heartbeats first of all: an embedder's transaction may be open for longer than a lease.
 LIVE_KEY = """
 SELECT id, state, attempt, max_attempts, expires_at, lease_end FROM __alkstore_jobs INDEXED BY __alkstore_jobs_key
-WHERE queue = :queue AND key = :key AND state < 2 /*for update*/"""
+WHERE queue = :queue AND key = :key AND state < 2 /*for key share*/"""
 
 INSERT = """
 INSERT INTO __alkstore_jobs (queue, priority, run_at, parked, expires_at, key, max_attempts, visibility, backoff,

@@ -7,9 +7,12 @@ from alkstore.sql.text import shown, text
 from alkstore.sql.tx import Row
 from alkstore.values import Job, JobState, at
 
-__all__ = ["COLUMNS", "LOCK", "read"]
+__all__ = ["COLUMNS", "LOCK", "LOCK_TO_DELETE", "read"]
 
-LOCK = "SELECT id FROM __alkstore_jobs WHERE id = :id /*for update*/"
+# not "for update", which would wait for whoever has enqueued the job's key again and has not committed yet
+LOCK = "SELECT id FROM __alkstore_jobs WHERE id = :id /*for no key update*/"
+
+LOCK_TO_DELETE = "SELECT id FROM __alkstore_jobs WHERE id = :id /*for update*/"
 
 COLUMNS = """id, CAST(queue AS BLOB), state, CAST(payload AS BLOB), CAST(headers AS BLOB), priority,
   CAST(key AS BLOB), attempt, max_attempts, fence, run_at, expires_at, visibility, backoff, CAST(worker AS BLOB),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alkstore.every import MAX_MS
-from alkstore.sql.jobs.rows import LOCK
+from alkstore.sql.jobs.rows import LOCK, LOCK_TO_DELETE
 from alkstore.sql.tx import Row, Tx, queue_topic
 from alkstore.values import at
 
@@ -74,7 +74,7 @@ DELETE = "DELETE FROM __alkstore_jobs WHERE id = :id AND state < 2 RETURNING id"
 
 def ack(tx: Tx, id: int, fence: int) -> bool:
     """Delete the job if it is still this claim's."""
-    tx.lock(LOCK, {"id": id})
+    tx.lock(LOCK_TO_DELETE, {"id": id})
     if row := tx.one(ACK, {"id": id, "fence": fence, "now": tx.now()}):
         tx.report("settled", row[0], id=id, outcome="acked", attempt=row[1])
     return row is not None
@@ -132,8 +132,8 @@ def _settled(tx: Tx, row: Row | None, id: int, outcome: str, **details: object) 
 
 
 def is_held(tx: Tx, id: int, fence: int) -> bool:
-    """Return whether the job is still this claim's."""
-    tx.lock(LOCK, {"id": id})
+    """Return whether the job is still this claim's, and keep it so: who asks may delete it next."""
+    tx.lock(LOCK_TO_DELETE, {"id": id})
     return tx.one(HELD, {"id": id, "fence": fence, "now": tx.now()}) is not None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 
 import trio
@@ -11,6 +13,11 @@ import trio
 # A last write may have to wait for the store's write lock, which a store gives up after about 10 s with an
 # error that says more than ours. Longer than that, and shorter than the patience of whoever stops processes.
 LAST_WRITE_WITHIN = 15.0
+
+TOLD_BEFORE = 5.0
+"""A write that is repeated ends this long before its time is over, so that it says itself why it has failed."""
+
+_last_write_ends: ContextVar[float] = ContextVar("last_write_ends", default=math.inf)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -60,8 +67,13 @@ def last_write(what: str, leaving: BaseException | None = None) -> Iterator[None
     with the body's own error, in a group, if there is one; so neither hides the other.
     """
     try:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WRITE_WITHIN) as scope:
-            yield
+        ends = trio.current_time() + LAST_WRITE_WITHIN
+        token = _last_write_ends.set(ends)
+        try:
+            with trio.CancelScope(shield=True, deadline=ends) as scope:
+                yield
+        finally:
+            _last_write_ends.reset(token)
         if scope.cancelled_caught:
             raise trio.TooSlowError(f"{what} took more than {LAST_WRITE_WITHIN:g} s")
     except BaseException as error:
@@ -70,6 +82,35 @@ def last_write(what: str, leaving: BaseException | None = None) -> Iterator[None
         raise BaseExceptionGroup(f"{what} failed on the way out", [leaving, error]) from None
     if leaving is not None:
         raise leaving
+
+
+def may_repeat() -> bool:
+    """Whether there is time to try again what has failed; always, but near the end of a `last_write`."""
+    return trio.current_time() < _last_write_ends.get() - TOLD_BEFORE
+
+
+async def write_within(
+    seconds: float, what: str, write: Callable[[], Awaitable[object]], leaving: BaseException | None = None
+) -> None:
+    """Await `write`, for `seconds` and LAST_WRITE_WITHIN at most: trio.TooSlowError, which says `what`.
+
+    Cancelled meanwhile it has had no effect, and is written once more, as a `last_write`; so it is at once where that
+    has happened before, or an exception is `leaving`.
+    """
+    if leaving is not None or trio.current_effective_deadline() == -math.inf:
+        with last_write(what, leaving):
+            await write()
+        return
+    within = seconds + LAST_WRITE_WITHIN
+    try:
+        with trio.move_on_after(within) as waiting:
+            await write()
+    except trio.Cancelled:
+        with last_write(what):
+            await write()
+        raise
+    if waiting.cancelled_caught:
+        raise trio.TooSlowError(f"{what} took more than {within:g} s")
 
 
 class Alone:

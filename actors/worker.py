@@ -14,7 +14,7 @@ from actors.handlers import HandlerTimeout, PlainCall, check_takes_one, is_async
 from actors.keeper import InHand, Keeper
 from actors.ports import Interrupted, Outcome, Raised, Returned, Work, WorkSource
 from actors.stop import StopToken
-from actors.unwinding import LAST_WRITE_WITHIN, Alone, last_write, part
+from actors.unwinding import Alone, part, write_within
 
 MAX_CONCURRENCY = 1_000  # what one take may ask a store for
 MAX_SECONDS = 7 * 24 * 3600.0  # as long as the longest lease
@@ -60,8 +60,8 @@ class Worker(Generic[Work]):
         Ready (`task_status.started`) when it begins to take. After a stop nothing is taken, handlers have the
         grace, are then cancelled, and their works go back. Leases are renewed until the last settle has ended.
 
-        A work is settled as Returned, Raised or Interrupted; the store has as long for it as the lease lives (15 s at
-        least), and from a cancellation on 15 s, under a shield. It is not settled, but
+        A work is settled as Returned, Raised or Interrupted; the store has as long for it as the lease lives, and 15 s
+        more, and from a cancellation on 15 s, under a shield. It is not settled, but
         left to its lease, when the lease was lost or the work cancelled, and when a plain handler was abandoned in
         its thread (after the grace, its timeout, a lost lease or a cancellation); it holds its slot until it ends.
 
@@ -135,20 +135,8 @@ class _Shift(Generic[Work]):
             if leaving is not None:
                 raise leaving
             return
-        if leaving is not None or trio.current_effective_deadline() == -math.inf:
-            with last_write("settling a work", leaving):
-                await self._source.settle(hand.work, outcome)
-            return
-        within = max(LAST_WRITE_WITHIN, self._source.remaining(hand.work))
-        try:
-            with trio.move_on_after(within) as waiting:
-                await self._source.settle(hand.work, outcome)
-        except trio.Cancelled:  # so it had no effect
-            with last_write("settling a work"):
-                await self._source.settle(hand.work, outcome)
-            raise
-        if waiting.cancelled_caught:
-            raise trio.TooSlowError(f"settling a work took more than {within:g} s")
+        settle = partial(self._source.settle, hand.work, outcome)
+        await write_within(self._source.remaining(hand.work), "settling a work", settle, leaving)
 
     async def _attempt(self, hand: InHand[Work]) -> tuple[Outcome | None, BaseException | None]:
         """Run the handler. What to settle (None: nothing), and what must leave this task (None: nothing)."""

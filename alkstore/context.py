@@ -13,7 +13,7 @@ from attrs import define, field
 
 from actors.events import Broadcast
 from actors.stop import StopToken
-from actors.unwinding import leaves, shown
+from actors.unwinding import leaves, may_repeat, shown
 from alkstore.engines.engine import Engine
 from alkstore.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from alkstore.values import Event, at
@@ -110,7 +110,7 @@ async def while_busy(call: Callable[[], Awaitable[T]], worth_it: Callable[[], bo
         try:
             return await call()
         except passing:
-            if not worth_it():
+            if not (worth_it() and may_repeat()):
                 raise
         await trio.sleep(BUSY_PAUSE_S)
 

@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TypeAlias
 from weakref import WeakSet
 
@@ -17,7 +18,7 @@ from attrs import define, field
 from actors.handlers import refuse_returned_error
 from actors.ports import Interrupted, Outcome, Raised, Returned
 from actors.stop import StopToken
-from actors.unwinding import Alone, last_write, part
+from actors.unwinding import Alone, part, write_within
 from actors.worker import Worker
 from alkstore.context import Context, checked_stop, while_busy, write_on_leaving
 from alkstore.countdown import Countdown
@@ -271,8 +272,9 @@ class Queue:
             leaving = error
             failure = part(error, lambda leaf: isinstance(leaf, Exception))
             outcome = Interrupted("cancellation") if failure is None else Raised(failure)
-        with last_write("settling a message", leaving):
-            await QueueSource(self, worker_id).settle(handle, outcome)
+        settle = partial(QueueSource(self, worker_id).settle, handle, outcome)
+        with Alone(StoreError):
+            await write_within(handle.lease_remaining, "settling a message", settle, leaving)
         return True
 
     # --------------------------------------------------------------------------- looking, dead letters, pausing

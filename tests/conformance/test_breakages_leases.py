@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from alkstore import JobHandle, LeadershipLost, LockLost, Snooze, Store, StoreBusy, StoreFull
+from alkstore import JobHandle, LeadershipLost, LockLost, Snooze, StopToken, Store, StoreBusy, StoreFull
 from alkstore.sql import jobs, locks
 from tests.conformance.helpers import OpenStore, calm, cancelled_at, claim, elapsed, fails, job, now, running, seen
 
@@ -94,6 +94,37 @@ async def test_a_worker_fails_with_the_stores_error_when_the_lease_is_over(
 
     assert await elapsed(partial(fails, StoreBusy, main)) < 3 + 2 * BUSY_TIMEOUT
     assert [(await job(queue, id)).attempt for id in ids] == [1] * count
+
+
+@pytest.mark.parametrize("visibility", [3, 60])
+async def test_who_cannot_acknowledge_is_told_by_the_store_why(
+    store_and_other: tuple[Store, Store], visibility: int
+) -> None:
+    """However long the lease is, and also of a worker that is stopped the hard way meanwhile."""
+    store, other = store_and_other
+    queue, outbox = store.queue("q", visibility=visibility), store.outbox("o")
+
+    async def nothing(_: object) -> None:
+        await trio.sleep(0.5)
+
+    async def until_cancelled(call: Callable[[], Awaitable[object]]) -> None:
+        with trio.move_on_after(5):
+            await call()
+
+    calls: list[Callable[[], Awaitable[object]]] = [
+        partial(queue.work, nothing, stop=StopToken()),
+        partial(outbox.deliver, nothing, stop=StopToken()),
+        partial(outbox.run_once, "w", nothing),
+    ]
+    calls += [partial(until_cancelled, call) for call in calls]
+    for call in calls:
+        await queue.enqueue(1)
+        await outbox.enqueue(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(fails, StoreBusy, call))
+            await calm()
+            await lasting(100, other)
+        await trio.sleep(100)
 
 
 async def test_a_handler_goes_on_while_a_free_slot_cannot_claim(store_and_other: tuple[Store, Store]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import trio
 from attrs import define, field
+
+from alkstore.cron.process import Process, start_process
 
 __all__ = ["OUTPUT_BYTES", "CommandFailed", "Output", "run_command"]
 
@@ -26,6 +27,9 @@ KILLED_S = 0.2
 
 LOOK_S = 0.02
 """How often a process group is looked at, once its leader has ended: nobody tells of the others' ends."""
+
+LEFT_BEHIND = b"\n[it could not be killed, and was left behind]\n"
+"""Of a command that is another user's by now, such as after sudo, or that hangs in the kernel."""
 
 LINGER_S = 0.5
 """How long the output of a command that has ended is read on: whoever inherited its pipe may keep it open."""
@@ -82,21 +86,19 @@ async def run_command(
     after 5 s, or earlier: before `time_left`, in seconds, is over. Whatever of the group is left when the command has
     ended by itself is killed too.
 
+    One that cannot be killed is left behind, and its output says so.
+
     Raises:
         CommandFailed: it did not return 0.
         OSError: it could not be started.
+        RuntimeError: this process ignores SIGCHLD.
     """
-    async with starting:
-        process = await trio.lowlevel.open_process(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            shell=shell,
-            env={**os.environ, **env},
-            cwd=cwd,
-            start_new_session=True,
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise RuntimeError(
+            "this process ignores SIGCHLD, or has inherited that: then nobody can tell how a command ends, so none is "
+            "started; signal.signal(signal.SIGCHLD, signal.SIG_DFL) mends it"
         )
+    process = await start_process(command, shell=shell, env={**os.environ, **env}, cwd=cwd, starting=starting)
     reading = trio.CancelScope(shield=True)  # what it says while it is being ended is worth reading too
     try:
         async with trio.open_nursery() as nursery:
@@ -106,24 +108,24 @@ async def run_command(
             finally:
                 with trio.CancelScope(shield=True):
                     await _end(process, time_left)
+                if process.returncode is None:
+                    output.add(LEFT_BEHIND)
                 output.exit_code = process.returncode
                 reading.deadline = trio.current_time() + LINGER_S
     finally:
-        assert process.stdout is not None
-        await trio.aclose_forcefully(process.stdout)
+        await process.aclose()
     if process.returncode:
         raise CommandFailed(process.returncode)
 
 
-async def _read(process: trio.Process, output: Output, scope: trio.CancelScope) -> None:
-    assert process.stdout is not None
+async def _read(process: Process, output: Output, scope: trio.CancelScope) -> None:
     with scope:
-        async for part in process.stdout:
+        async for part in process.output:
             output.add(bytes(part))
 
 
-async def _end(process: trio.Process, time_left: Callable[[], float]) -> None:
-    """Ask the group to end, if its leader still runs, and kill what is left of it."""
+async def _end(process: Process, time_left: Callable[[], float]) -> None:
+    """Ask the group to end, if its leader still runs, and kill what is left of it. Bounded, whatever it is made of."""
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         with trio.move_on_after(max(min(TERMINATE_S, time_left() - KILLED_S), 0)):
@@ -131,7 +133,8 @@ async def _end(process: trio.Process, time_left: Callable[[], float]) -> None:
             while _is_there(process.pid):  # noqa: ASYNC110 - see LOOK_S
                 await trio.sleep(LOOK_S)
     _signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
+    with trio.move_on_after(max(min(TERMINATE_S, time_left()), KILLED_S)):
+        await process.wait()
 
 
 def _is_there(group: int) -> bool:

@@ -17,6 +17,7 @@ import trio
 import trio._core._run
 import trio.testing
 
+import alkstore.cron.command
 import alkstore.store
 from alkstore.clock import Clock
 from alkstore.engines import driver, sqlite
@@ -57,7 +58,7 @@ def repeatable(seed: int, clock: trio.testing.MockClock, lag: Callable[[], float
             (time, "monotonic", now),
             (time, "perf_counter", now),
             (trio.to_thread, "run_sync", _run_in_place),
-            (trio.lowlevel, "open_process", _refuse_process),
+            (alkstore.cron.command, "start_process", _refuse_process),
         ):
             changed.enter_context(mock.patch.object(owner, name, value))
         order.seed(f"{seed} order")

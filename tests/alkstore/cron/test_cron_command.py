@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -302,28 +305,73 @@ async def test_commands_leave_no_open_files_behind() -> None:
 
 async def test_a_limited_number_of_commands_is_being_started_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     starting = most = 0
-    open_process: Callable[..., Awaitable[trio.Process]] = trio.lowlevel.open_process
+    counting = threading.Lock()
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
-    async def counted(*args: Any, **options: Any) -> trio.Process:
+    def counted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         nonlocal starting, most
-        starting += 1
-        most = max(most, starting)
-        await trio.testing.wait_all_tasks_blocked()
+        with counting:
+            starting += 1
+            most = max(most, starting)
+        time.sleep(0.05)
         try:
-            return await open_process(*args, **options)
+            return start(*args, **options)
         finally:
-            starting -= 1
+            with counting:
+                starting -= 1
 
-    monkeypatch.setattr(trio.lowlevel, "open_process", counted)
+    monkeypatch.setattr(subprocess, "Popen", counted)
     limiter = trio.CapacityLimiter(2)
 
     async def one() -> None:
-        await run("sleep 0.2", starting=limiter)
+        await run(["true"], starting=limiter)
 
     async with trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(one)
     assert most == 2
+
+
+@pytest.mark.parametrize("pidfd", [True, False], ids=["pidfd", "thread"])
+async def test_the_programs_own_threads_may_all_be_taken(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
+    """T05: whoever holds them may be waiting for this very command."""
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    programs = trio.to_thread.current_default_thread_limiter()
+    monkeypatch.setattr(programs, "total_tokens", 1)
+    async with programs:
+        assert await run("echo here; exit 0") == "here\n"
+        heard = await cancelled_once_it_speaks(FOREVER)
+    assert heard.exit_code == -signal.SIGTERM
+    assert await gone(heard.numbers())
+
+
+async def test_where_nobody_is_told_how_a_command_ends_none_is_started(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(RuntimeError, match="ignores SIGCHLD"):
+            await run(["touch", str(tmp_path / "file")])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
+async def test_what_cannot_be_killed_holds_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another user's by now, as after sudo, or hangs in the kernel."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(module, "TERMINATE_S", 0.3)
+    with monkeypatch.context() as powerless:
+        powerless.setattr(os, "killpg", refused)
+        heard = await cancelled_once_it_speaks(FOREVER)
+    assert heard.exit_code is None
+    assert heard.text().endswith("[it could not be killed, and was left behind]\n")
+    for pid in heard.numbers():
+        os.kill(pid, signal.SIGKILL)
+    assert await gone(heard.numbers())
 
 
 async def test_a_command_that_is_cancelled_before_its_turn_is_never_started(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Worker(Generic[Work]):
 
         Cancelled, or failing: handlers are cancelled and their works go back. Raises the store's errors (from take,
         renew, settle; trio.TooSlowError for a settle that never ends) and a handler's SystemExit or
-        KeyboardInterrupt; a single error as itself, never in a group of ours.
+        KeyboardInterrupt, of several such the first; a single error as itself, never in a group of ours.
         """
         if stop.stopped:
             task_status.started()
@@ -94,7 +94,7 @@ class _Shift(Generic[Work]):
         self._threads = trio.CapacityLimiter(worker.concurrency)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        with Alone():
+        with Alone(KeyboardInterrupt, SystemExit):
             async with trio.open_nursery() as keeping:
                 keeping.start_soon(self._keeper.run)
                 try:

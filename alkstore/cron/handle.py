@@ -339,7 +339,7 @@ class Cron:
             stop_within=milliseconds(profile.stop_within, "stop_within", 0, 3_600) / 1000,
         )
         in_time = False
-        with self._registered(handlers), Alone(StoreError):
+        with self._registered(handlers), Alone(KeyboardInterrupt, StoreError):
             async with trio.open_nursery() as nursery:
 
                 async def coordinate(*, task_status: trio.TaskStatus[None]) -> None:

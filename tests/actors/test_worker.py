@@ -375,6 +375,13 @@ async def test_keyboard_interrupt_gives_the_work_back_and_leaves_as_itself(autoj
     assert source.outcome() == Interrupted("KeyboardInterrupt")
 
 
+async def test_a_second_control_c_leaves_as_one_keyboard_interrupt(autojump_clock: MockClock) -> None:
+    source = FakeSource(FakeWork("a"), FakeWork("b"))
+    with pytest.raises(KeyboardInterrupt):
+        await crash(source, raising(KeyboardInterrupt()), concurrency=2)
+    assert [outcome for _, outcome in source.settled] == [Interrupted("KeyboardInterrupt")] * 2
+
+
 async def test_keyboard_interrupt_beside_an_error_records_the_error(autojump_clock: MockClock) -> None:
     source = FakeSource(FakeWork())
     with pytest.raises(KeyboardInterrupt):

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
+import outcome
 import trio
 from attrs import define, field
 
@@ -45,6 +46,9 @@ _BLANK = re.compile(r"(?:[\s;\ufeff]|--[^\n]*)*+")
 _BLANK_OF_POSTGRES = re.compile(r"(?:[\s;\ufeff]|--[^\n\r]*)*+")
 _EDGE_OF_COMMENT = re.compile(r"/\*|\*/")
 _WORD = re.compile(r"[A-Z]*", re.IGNORECASE)
+
+INTERRUPTED_AFTER_S = 0.5
+"""A call that is cancelled by a scope within the body has this long to end: then the transaction can go on."""
 
 INTERRUPT_AGAIN_S = 0.010
 """An interrupt that comes just before a statement begins has no effect: so it is repeated until the call is over."""
@@ -263,7 +267,8 @@ class Transaction:
     async def execute(self, sql: str, params: Parameters = ()) -> list[tuple[Any, ...]]:
         """Run one statement of your own and return all its rows; see `SyncTransaction.execute`.
 
-        A checkpoint. Cancelled, it is interrupted, and the whole transaction rolled back.
+        A checkpoint. Cancelled, it is interrupted, and the whole transaction rolled back; where a scope within the body
+        has cancelled it, that is told at the end of the body, and a statement that ends within half a second is let be.
         """
         return await self._call(lambda: self._sync.execute(sql, params))
 
@@ -359,19 +364,34 @@ class Transaction:
             task = nursery.parent_task
         return self._sync._is_open()
 
+    @trio.lowlevel.enable_ki_protection  # or it would leave in the group of a nursery that nobody has asked for
     async def _call(self, work: Callable[[], T]) -> T:
         if trio.lowlevel.current_task() is not self._task:
             raise RuntimeError(
                 "a transaction works only in the task that opened it, one call after the other: make this call there"
             )
-        self._call_over = trio.Event()
+        self._call_over = over = trio.Event()
+
+        async def interrupt_if_cancelled() -> None:
+            try:
+                await over.wait()
+            except trio.Cancelled:  # the caller meets it at the next checkpoint, if nothing has come of the call
+                with trio.CancelScope(shield=True):
+                    with trio.move_on_after(INTERRUPTED_AFTER_S):
+                        await over.wait()
+                    await self._interrupt_until(over)
+
         try:
-            return await self._context.engine.in_turn(self._turn, work)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(interrupt_if_cancelled)
+                answer = await outcome.acapture(self._context.engine.in_turn, self._turn, work)
+                over.set()
+            return answer.unwrap()
         except StoreError:
             await trio.lowlevel.checkpoint_if_cancelled()  # then it is our own interruption that made it fail
             raise
         finally:
-            self._call_over.set()
+            over.set()
             self._call_over = None
 
     async def _interrupt_at_the_end(self) -> None:

@@ -111,6 +111,33 @@ async def test_cancelled_a_statement_is_interrupted(threaded: Store, real_time: 
     assert (await threaded.queue("q").counts()).ready == 0
 
 
+@pytest.mark.parametrize("driver", ["sqlite3", "apsw"])
+async def test_a_scope_within_the_body_interrupts_a_statement_too(tmp_path: Path, driver: str, real_time: None) -> None:
+    """One that has not ended half a second later; the transaction is over then, and says so."""
+
+    async def body(store: Store) -> None:
+        async with store.transaction() as tx:
+            await tx.enqueue("q", 1)
+            with trio.move_on_after(0.01) as scope:
+                await tx.execute(ENDLESS)
+            assert scope.cancelled_caught
+
+    async with open_store(tmp_path / "app.db", driver=driver) as opened:
+        with trio.fail_after(10):
+            error = await fails(StoreError, body, opened)
+        assert str(error) == "nothing was committed, since a statement failed: interrupted"
+        assert (await opened.queue("q").counts()).ready == 0
+
+
+async def test_a_short_statement_that_a_scope_within_the_body_cancels_is_let_be(store: Store, real_time: None) -> None:
+    async with store.transaction() as tx:
+        await tx.enqueue("q", 1)
+        for _ in range(20):
+            with trio.move_on_after(0.000_1):
+                await tx.enqueue("q", 1)
+    assert (await store.queue("q").counts()).ready >= 1
+
+
 @faces
 async def test_an_interruption_that_comes_too_early_is_repeated(threaded: Store, face: str, real_time: None) -> None:
     make_faulty(threaded, deaf=3)

@@ -63,6 +63,21 @@ async def test_cancelled_a_statement_is_stopped(place: Place, admin: Admin) -> N
         assert (await store.queue("q").counts()).ready == 0
 
 
+async def test_a_scope_within_the_body_stops_a_statement_too(place: Place) -> None:
+    async def body() -> None:
+        async with store.transaction() as tx:
+            await tx.enqueue("q", 1)
+            with trio.move_on_after(0.1) as scope:
+                await tx.execute(LONG)
+            assert scope.cancelled_caught
+
+    async with place.open(transaction_timeout=60) as store:
+        with trio.fail_after(10):
+            error = await fails(StoreError, body)
+        assert str(error).startswith("nothing was committed, since a statement failed")
+        assert (await store.queue("q").counts()).ready == 0
+
+
 async def test_what_comes_after_is_not_stopped(place: Place) -> None:
     """A request to stop that comes late must not meet the next statement on the connection."""
     async with place.open(connections=1, transaction_timeout=60) as store:

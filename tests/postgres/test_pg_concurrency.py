@@ -15,8 +15,9 @@ import trio
 
 from alkstore import Conflict, Discard, JobHandle, StopToken, Store, StoreBusy, seam
 from alkstore.cron import STANDALONE
+from alkstore.sql.tx import Tx
 from tests.conformance.helpers import fresh, running
-from tests.postgres.kit import Admin, Place, eventually
+from tests.postgres.kit import Admin, Place, engine_of, eventually
 
 # ------------------------------------------------------------------------------------------------ late commits (O01)
 
@@ -123,6 +124,35 @@ async def test_a_job_lives_on_while_somebody_has_enqueued_its_key_again(place: P
         assert await handles[3].ack()
         assert await handles[0].ack()
         assert await queue.enqueue(3, key="d") not in ids
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_who_waits_for_a_connection_is_not_overtaken(place: Place, connections: int) -> None:
+    """Not even by those who never pause between two calls."""
+    done: Counter[str] = Counter()
+
+    async def call(who: str, times: int) -> None:
+        for n in range(times):
+            await store.queue("q").enqueue(n)
+            done[who] += 1
+
+    async with place.open(connections=connections, busy_timeout=5) as store, trio.open_nursery() as nursery:
+        nursery.start_soon(call, "greedy", 200)
+        nursery.start_soon(call, "greedy too", 200)
+        await trio.lowlevel.checkpoint()
+        nursery.start_soon(call, "modest", 10)
+        await eventually(lambda: done["modest"] == 10)
+        assert max(done.values()) < 60
+
+
+async def test_a_page_of_decisions_does_not_starve_itself(place: Place) -> None:
+    """However many they are: each waits for a connection for less than the patience of one call."""
+    async with place.open(connections=2, busy_timeout=0.5) as store:
+
+        def slow(tx: Tx) -> None:
+            tx.all("SELECT pg_sleep(0.1)")
+
+        assert await engine_of(store).run_each([slow] * 12) == [None] * 12
 
 
 async def test_a_lock_has_one_owner_and_a_growing_token(place: Place) -> None:

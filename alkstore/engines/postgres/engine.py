@@ -212,21 +212,27 @@ class PostgresEngine:
         return await self._run(work, urgent=urgent)
 
     async def run_each(self, works: list[Callable[[Tx], T]], *, urgent: bool = False) -> list[T]:
-        """Run each of `works` as a unit of its own. All run, whatever becomes of others; the first error is raised."""
+        """Run each of `works` as a unit of its own, as many at a time as there are connections.
+
+        All run, whatever becomes of others; the first error is raised.
+        """
         self.refuse_inside(None)
         results: list[Any] = [None] * len(works)
         errors: list[BaseException] = []
 
-        async def one(index: int) -> None:
-            try:
-                results[index] = await self._run(works[index], urgent=urgent)
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
+        left = iter(range(len(works)))
+
+        async def some() -> None:
+            for index in left:
+                try:
+                    results[index] = await self._run(works[index], urgent=urgent)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    errors.append(error)
 
         await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as nursery:
-            for index in range(len(works)):
-                nursery.start_soon(one, index)
+            for _ in range(min(len(works), self.pool.size)):  # more would only wait in line, against busy_timeout
+                nursery.start_soon(some)
         if errors:
             raise errors[0]
         return cast(list[T], results)

@@ -123,6 +123,8 @@ class Pool:
     _closed: bool = field(default=False, init=False)
     _urgent: deque[trio.Event] = field(factory=deque, init=False)
     _bulk: deque[trio.Event] = field(factory=deque, init=False)
+    _woken: int = field(default=0, init=False)
+    """How many have been told that there is a slot for them, and have not taken it yet."""
     _starving: dict[Slot, trio.Event] = field(factory=dict, init=False)
     """Slots that are lent and have no connection, since the server gives none."""
 
@@ -252,22 +254,24 @@ class Pool:
         self._starving.pop(slot).set()
 
     def _has(self, urgent: bool) -> bool:
-        return len(self._free) > (0 if urgent else self._kept)
+        return len(self._free) - self._woken > (0 if urgent else self._kept)
 
     async def _turn(self, urgent: bool) -> None:
         turn = trio.Event()
         lane = self._urgent if urgent else self._bulk
         lane.append(turn)
-        try:
-            await turn.wait()
-            while not self._has(urgent):  # somebody was faster
-                turn = trio.Event()
-                lane.appendleft(turn)
+        while True:
+            try:
                 await turn.wait()
-        finally:
-            if turn in lane:
-                lane.remove(turn)
-            self._wake()
+            finally:
+                if turn.is_set():
+                    self._woken -= 1
+                else:
+                    lane.remove(turn)
+            if self._has(urgent):
+                return
+            turn = trio.Event()  # something urgent was faster
+            lane.appendleft(turn)
 
     @property
     def _kept(self) -> int:
@@ -275,8 +279,8 @@ class Pool:
         return 1 if self.size > 1 else 0
 
     def _wake(self) -> None:
-        free = len(self._free)
-        if free and self._urgent:
-            self._urgent.popleft().set()
-        elif free > self._kept and self._bulk:
-            self._bulk.popleft().set()
+        for urgent, lane in (True, self._urgent), (False, self._bulk):
+            if lane and self._has(urgent):
+                lane.popleft().set()
+                self._woken += 1  # who comes now does not take it away from those who have waited
+                return

@@ -67,6 +67,8 @@ class SyncTransaction:
     """On time.monotonic's clock."""
     _timeout: float
     _open: bool = field(default=True, init=False)
+    _rolled_back: bool = field(default=False, init=False)
+    """At its time limit, while its body went on."""
     _failed: Exception | None = field(default=None, init=False)
     _depth: int = field(default=0, init=False)
 
@@ -180,6 +182,8 @@ class SyncTransaction:
         return rows
 
     def _run(self, work: Callable[[], T]) -> T:
+        if self._rolled_back:
+            raise self._too_late()
         if not self._open:
             raise RuntimeError("this transaction is over: it works only inside its own block or function")
         if self._failed is not None:
@@ -260,6 +264,7 @@ class Transaction:
     _nurseries_around: int = field(init=False)
     _call_over: trio.Event | None = field(default=None, init=False)
     """Of the call that is under way, if one is."""
+    _body_over: trio.Event = field(factory=trio.Event, init=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._sync._state()})"
@@ -394,14 +399,29 @@ class Transaction:
             over.set()
             self._call_over = None
 
-    async def _interrupt_at_the_end(self) -> None:
-        """Stop a long statement when the body is cancelled, so that its time limit holds for statements too."""
+    async def _keep_the_limit(self, deadline: float) -> None:
+        """Stop a long statement when the body is cancelled, and roll back at the `deadline` if the body still goes on.
+
+        It may shield itself; others wait for what is locked all the same.
+        """
         try:
-            await trio.sleep_forever()
-        finally:
-            if self._call_over is not None:
-                with trio.CancelScope(shield=True):
+            await self._body_over.wait()
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                if self._call_over is not None:
                     await self._interrupt_until(self._call_over)
+                with trio.move_on_at(deadline):
+                    await self._body_over.wait()
+                if not self._body_over.is_set():
+                    await self._roll_back()
+            raise
+
+    async def _roll_back(self) -> None:
+        self._sync._close()
+        self._sync._rolled_back = True
+        if self._call_over is not None:
+            await self._interrupt_until(self._call_over)
+        await self._context.engine.end(self._turn, commit=False)
 
     async def _interrupt_until(self, over: trio.Event) -> None:
         while not over.is_set():
@@ -421,19 +441,22 @@ async def open_transaction(context: Context, timeout: float) -> AsyncIterator[Tr
     in_time = False
     try:
         async with open_helpers() as helpers:
-            helpers.cancel_scope.deadline = trio.current_time() + timeout
+            helpers.cancel_scope.deadline = deadline = trio.current_time() + timeout
             tx = Transaction(sync, turn, context)
-            helpers.start_soon(tx._interrupt_at_the_end)
-            with inside(engine.database, tx._awaits_this_task):
-                yield tx
-            in_time = not helpers.cancel_scope.cancel_called  # a body may shield itself, or swallow a Cancelled
-            helpers.cancel_scope.cancel()
+            helpers.start_soon(tx._keep_the_limit, deadline)
+            try:
+                with inside(engine.database, tx._awaits_this_task):
+                    yield tx
+                in_time = not helpers.cancel_scope.cancel_called  # a body may shield itself, or swallow a Cancelled
+            finally:
+                tx._body_over.set()
         if not in_time:
             raise sync._too_late()
         sync._before_commit()
     except BaseException:
         sync._close()
-        await engine.end(turn, commit=False)
+        if not sync._rolled_back:
+            await engine.end(turn, commit=False)
         raise
     else:
         sync._close()

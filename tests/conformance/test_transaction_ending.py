@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import trio
@@ -262,6 +263,48 @@ async def test_the_time_limit_holds_for_a_body_that_shields_itself(orders: Store
 
     await fails(TransactionTimeout, body)
     assert await stored(orders) == NOTHING
+
+
+async def test_at_the_time_limit_others_can_write_although_the_body_goes_on(orders: Store) -> None:
+    """It is rolled back then, and not only when a clean-up that shields itself has ended."""
+    over = trio.Event()
+
+    async def body() -> None:
+        async with orders.transaction() as tx:
+            await ORDER(tx)
+            with trio.CancelScope(shield=True):
+                await trio.sleep(100)
+            assert repr(tx) == "Transaction(over)"
+            with trio.CancelScope(shield=True):
+                await fails(TransactionTimeout, ORDER, tx)
+            over.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(fails, TransactionTimeout, body))
+        await trio.sleep(1)
+        assert await elapsed(partial(orders.queue("q").enqueue, 1)) <= 4
+        assert not over.is_set()
+    assert over.is_set()
+    assert (await orders.queue("q").counts()).ready == 1
+
+
+async def test_the_time_limit_holds_for_a_body_that_was_cancelled_and_goes_on(orders: Store) -> None:
+    async def body() -> None:
+        async with orders.transaction() as tx:
+            await ORDER(tx)
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(100)
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1) as scope:
+            nursery.start_soon(orders.queue("q").enqueue, 1)
+            await body()
+    assert scope.cancelled_caught
+    assert trio.current_time() >= 100
+    assert (await orders.queue("q").counts()).ready == 1
 
 
 async def test_the_time_limit_holds_for_a_body_that_blocks_the_loop(

@@ -125,6 +125,15 @@ def test_a_job_is_not_there_after_a_rollback(embedder: Embedder, admin: Admin) -
     assert _count(admin) == 1
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
+def test_another_client_encoding_is_refused_by_its_name(made: Place, encoding: str) -> None:
+    with psycopg.connect(made.server, client_encoding=encoding) as conn:
+        with pytest.raises(StoreError, match="connect with client_encoding=UTF8"):
+            seam.enqueue(conn, "q", 1, schema=made.schema)
+        conn.execute("SET client_encoding = UTF8")
+        seam.enqueue(conn, "q", "\N{SNOWMAN}", schema=made.schema)
+
+
 def test_a_key_that_is_there_gives_its_job(embedder: Embedder, admin: Admin) -> None:
     embedder.begin()
     first = seam.enqueue(embedder.conn, "q", 1, key="k", schema=admin.place.schema)

@@ -13,7 +13,7 @@ from psycopg.rows import tuple_row
 from alkstore.engines.postgres.connection import LOCK, NOW, mapped
 from alkstore.engines.postgres.notice import channel, notice
 from alkstore.engines.postgres.statements import quoted, translate
-from alkstore.errors import SchemaMissing, SchemaTooNew, StoreForeign
+from alkstore.errors import SchemaMissing, SchemaTooNew, StoreError, StoreForeign
 from alkstore.sql.schema import VERSION
 from alkstore.sql.tx import Params, Row
 
@@ -108,6 +108,11 @@ def check(connection: Connection[Any], run: Callable[[str, Params], list[Row]], 
     """Raise if `schema` has no store of this version. Once for each connection, and without a statement that fails:
     that would spoil the program's transaction.
     """
+    if connection.info.encoding != "utf-8":
+        raise StoreError(
+            f"this connection's client_encoding means {connection.info.encoding}, which cannot say every text of a "
+            "store: connect with client_encoding=UTF8"
+        )
     seen = _checked.setdefault(connection, set())
     if schema in seen:
         return

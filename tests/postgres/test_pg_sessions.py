@@ -75,8 +75,18 @@ async def _transact(store: Store, sql: str) -> None:
     await store.transact(plainly)
 
 
+async def _fail_at_commit(store: Store, sql: str) -> None:
+    async def body() -> None:
+        async with store.transaction() as tx:
+            await tx.execute("CREATE TEMP TABLE doubled (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+            await tx.execute("INSERT INTO doubled VALUES (1), (1)")
+            await tx.execute(sql)
+
+    assert "doubled" in str(await fails(StoreError, body))
+
+
 @spoiling
-@pytest.mark.parametrize("spoil", [_commit, _roll_back, _transact])
+@pytest.mark.parametrize("spoil", [_commit, _roll_back, _transact, _fail_at_commit])
 async def test_the_next_one_finds_the_session_as_it_was(place: Place, clerk: str, spoil: Any, sql: str) -> None:
     async with place.open(connections=1) as store:
         before = await _session(store)
@@ -86,15 +96,16 @@ async def test_the_next_one_finds_the_session_as_it_was(place: Place, clerk: str
 
 
 @spoiling
+@pytest.mark.parametrize("spoil", [_commit, _fail_at_commit])
 async def test_through_a_pooler_the_same_session_is_meant(
-    place: Place, clerk: str, short_folder: Path, sql: str
+    place: Place, clerk: str, short_folder: Path, spoil: Any, sql: str
 ) -> None:
     async with (
         open_pooler(short_folder, place.server, 2) as pooler,
         Place(pooler.url, place.schema).open(connections=1, listen=False) as store,
     ):
         before = [await _session(store) for _ in range(2)]
-        await _commit(store, sql.format(clerk=clerk))
+        await spoil(store, sql.format(clerk=clerk))
         assert [await _session(store) for _ in range(2)] == before
 
 

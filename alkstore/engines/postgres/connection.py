@@ -31,7 +31,7 @@ from alkstore.values import Event, at
 if TYPE_CHECKING:
     from psycopg import Connection
 
-__all__ = ["BEGIN", "RESET", "PostgresTx", "connect", "cut", "is_final", "is_repeatable", "mapped"]
+__all__ = ["BEGIN", "CHECK", "RESET", "PostgresTx", "connect", "cut", "is_final", "is_repeatable", "mapped"]
 
 CONNECT_S = 5
 """Seconds for one attempt to connect."""
@@ -53,6 +53,9 @@ RESET = (
 
 All of DISCARD ALL, which cannot be in a message with others, but for prepared statements, which a pooler may count on.
 """
+
+CHECK = "SET CONSTRAINTS ALL IMMEDIATE; "
+"""Before a COMMIT: what is deferred may fail, and after a COMMIT that fails no RESET would reach the same session."""
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 

@@ -17,7 +17,7 @@ from alkstore.clock import Clock
 from alkstore.engines.bridge import in_virtual_time
 from alkstore.engines.feed import COMMITS, Feed
 from alkstore.engines.postgres.clock import ServerClock
-from alkstore.engines.postgres.connection import BEGIN, RESET, PostgresTx, connect, cut, is_repeatable, mapped
+from alkstore.engines.postgres.connection import BEGIN, CHECK, RESET, PostgresTx, connect, cut, is_repeatable, mapped
 from alkstore.engines.postgres.notice import channel
 from alkstore.engines.postgres.notify import Listener, Notifier, look_regularly
 from alkstore.engines.postgres.pool import Pool, Slot
@@ -441,9 +441,17 @@ class PostgresEngine:
                 self._command(slot, tx, "ROLLBACK" + reset)
             return
         tx.will_commit()
+        check = CHECK if tx.has_users else ""
         try:
-            message = tx.connection.execute(f"COMMIT{reset}".encode()).statusmessage
+            cursor = tx.connection.execute(f"{check}COMMIT{reset}".encode())
+            if check:
+                cursor.nextset()
+            message = cursor.statusmessage
         except psycopg.Error as error:
+            if tx.is_open:  # it has not come to the COMMIT
+                with suppress(StoreError):
+                    self._command(slot, tx, "ROLLBACK" + reset)
+                raise mapped(error) from error
             slot.discard()
             if _may_be_committed(error, reset):
                 raise OutcomeUnknown(

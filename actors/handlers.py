@@ -26,8 +26,10 @@ def is_async(handler: Callable[..., object], option: str = "handler") -> bool:
     if not callable(inner):
         raise TypeError(f"{option} must be a function or another callable, not {handler!r}")
     for candidate in (inner, getattr(type(inner), "__call__", None)):  # noqa: B004  asks of what kind, not whether
-        if inspect.isasyncgenfunction(candidate):
-            raise TypeError(f"{option} must not be an async generator: {handler!r} has a yield in it")
+        if inspect.isasyncgenfunction(candidate) or inspect.isgeneratorfunction(candidate):
+            raise TypeError(
+                f"{option} must not be a generator: {handler!r} has a yield in it, so calling it runs nothing of it"
+            )
         if inspect.iscoroutinefunction(candidate):
             return True
     return False
@@ -88,7 +90,7 @@ class PlainCall:
         if not self._begun.acquire(blocking=False):
             return
         try:
-            _refuse_awaitable(self._function, self._function())
+            _refuse_unfinished(self._function, self._function())
         except BaseException as error:
             self._error = error
             raise
@@ -103,22 +105,33 @@ class PlainCall:
             self._ended_late(error)
 
 
-def refuse_returned_error(result: object) -> None:
-    """Raise if a handler has returned an error: it was meant to be raised, and the work is not done."""
+def refuse_unfinished(result: object) -> None:
+    """Raise if a handler's result says that the work is not done: an error, or what nobody has awaited or iterated."""
     if isinstance(result, BaseException):
         raise TypeError(f"the handler has returned {result!r:.200}: raise it, or the work would count as done")
+    if is_unfinished(result):
+        raise TypeError(
+            f"the handler has returned {result!r:.200}, of which nothing has run: await it, or the work would count as "
+            "done"
+        )
 
 
-def _refuse_awaitable(function: Callable[..., object], result: object) -> None:
-    refuse_returned_error(result)
-    if not inspect.isawaitable(result):
-        return
+def is_unfinished(result: object) -> bool:
+    """Whether a function has returned something that has yet to be awaited or iterated. A coroutine is closed."""
     if inspect.iscoroutine(result):
         result.close()  # else Python warns about it, far from the cause
+        return True
+    return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+def _refuse_unfinished(function: Callable[..., object], result: object) -> None:
+    if not is_unfinished(result):
+        refuse_unfinished(result)
+        return
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", repr(function))
     raise TypeError(
-        f"the plain function {name} returned an awaitable, which its thread cannot await: declare the "
-        "handler with `async def` (and await the result in it), or return something else"
+        f"the plain function {name} returned an awaitable or a generator, of which nothing runs in its thread: declare "
+        "the handler with `async def` (and await the result in it), or return something else"
     )

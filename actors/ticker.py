@@ -29,7 +29,7 @@ async def lead_and_tick(
     """
     leadership = Leadership(lease)
     with Alone(lease.lost):
-        async with trio.open_nursery() as group:
+        async with trio.open_nursery(strict_exception_groups=True) as group:
             group.start_soon(leadership.run)
             await Ticker(ticks, leadership.fresh).run(stop, task_status=task_status)
             group.cancel_scope.cancel("the ticker has stopped")

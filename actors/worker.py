@@ -10,7 +10,7 @@ from typing import Generic, cast
 
 import trio
 
-from actors.handlers import HandlerTimeout, PlainCall, check_takes_one, is_async, refuse_returned_error
+from actors.handlers import HandlerTimeout, PlainCall, check_takes_one, is_async, refuse_unfinished
 from actors.keeper import InHand, Keeper
 from actors.ports import Interrupted, Outcome, Raised, Returned, Work, WorkSource
 from actors.stop import StopToken
@@ -95,11 +95,11 @@ class _Shift(Generic[Work]):
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         with Alone(KeyboardInterrupt, SystemExit):
-            async with trio.open_nursery() as keeping:
+            async with trio.open_nursery(strict_exception_groups=True) as keeping:
                 keeping.start_soon(self._keeper.run)
                 try:
                     with self._stop.work(self._worker.grace):
-                        async with trio.open_nursery() as handlers:
+                        async with trio.open_nursery(strict_exception_groups=True) as handlers:
                             task_status.started()
                             with self._stop.intake():
                                 await self._take(handlers)
@@ -218,7 +218,7 @@ class _Shift(Generic[Work]):
 
 @trio.lowlevel.disable_ki_protection
 async def _call(handler: Callable[[Work], object], work: Work) -> None:
-    refuse_returned_error(await cast(Awaitable[object], handler(work)))
+    refuse_unfinished(await cast(Awaitable[object], handler(work)))
 
 
 def _whole(option: str, value: int, low: int, high: int) -> int:

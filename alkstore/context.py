@@ -147,7 +147,7 @@ async def open_helpers() -> AsyncIterator[trio.Nursery]:
     """
     raised: BaseException | None = None
     try:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
             try:
                 yield nursery
             except BaseException as error:

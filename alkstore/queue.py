@@ -15,7 +15,7 @@ from weakref import WeakSet
 import trio
 from attrs import define, field
 
-from actors.handlers import refuse_returned_error
+from actors.handlers import refuse_unfinished
 from actors.ports import Interrupted, Outcome, Raised, Returned
 from actors.stop import StopToken
 from actors.unwinding import Alone, part, write_within
@@ -265,7 +265,7 @@ class Queue:
         outcome: Outcome = Returned()
         leaving: BaseException | None = None
         try:
-            refuse_returned_error(await delivery(handle))
+            refuse_unfinished(await delivery(handle))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this delivery's failure, and is stored as such
             outcome = Raised(error)
         except BaseException as error:  # noqa: BLE001 - raised again, once the job is settled

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 import time
@@ -17,7 +16,7 @@ import outcome
 import trio
 from attrs import define, field
 
-from actors.handlers import is_async
+from actors.handlers import is_async, is_unfinished
 from alkstore.context import Context, open_helpers
 from alkstore.engines.engine import EngineTx, Turn
 from alkstore.engines.turn import inside
@@ -262,6 +261,7 @@ class Transaction:
     _context: Context
     _task: trio.lowlevel.Task = field(factory=trio.lowlevel.current_task, init=False)
     _nurseries_around: int = field(init=False)
+    _root: trio.lowlevel.Task = field(init=False)
     _call_over: trio.Event | None = field(default=None, init=False)
     """Of the call that is under way, if one is."""
     _body_over: trio.Event = field(factory=trio.Event, init=False)
@@ -357,9 +357,12 @@ class Transaction:
     def _awaits_this_task(self) -> bool:
         """Whether the running task is that of the transaction, or one that its body waits for while it is open.
 
-        A task of a nursery that was there before may wait for the end of the transaction.
+        A task of a nursery that was there before may wait for the end of the transaction. One that has grown on another
+        root is what a thread of the body has started with `trio.from_thread.run`: the body waits for that thread.
         """
         task: trio.lowlevel.Task = trio.lowlevel.current_task()
+        if _root_of(task) is not self._root:
+            return self._sync._is_open()
         while self._sync._is_open() and task is not self._task:
             nursery = task.parent_nursery
             if nursery is None:
@@ -387,7 +390,7 @@ class Transaction:
                     await self._interrupt_until(over)
 
         try:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 nursery.start_soon(interrupt_if_cancelled)
                 answer = await outcome.acapture(self._context.engine.in_turn, self._turn, work)
                 over.set()
@@ -398,6 +401,10 @@ class Transaction:
         finally:
             over.set()
             self._call_over = None
+
+    @_root.default
+    def _root_of_its_task(self) -> trio.lowlevel.Task:
+        return _root_of(self._task)
 
     async def _keep_the_limit(self, deadline: float) -> None:
         """Stop a long statement when the body is cancelled, and roll back at the `deadline` if the body still goes on.
@@ -430,6 +437,13 @@ class Transaction:
                 await over.wait()
 
 
+def _root_of(task: trio.lowlevel.Task) -> trio.lowlevel.Task:
+    """The main task or the system task from which `task` has grown."""
+    while (nursery := task.parent_nursery) is not None and nursery.parent_task.parent_nursery is not None:
+        task = nursery.parent_task
+    return task
+
+
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection  # not of the body: nothing must fall between the beginning and the end of a turn
 async def open_transaction(context: Context, timeout: float) -> AsyncIterator[Transaction]:
@@ -438,7 +452,7 @@ async def open_transaction(context: Context, timeout: float) -> AsyncIterator[Tr
     engine.refuse_inside("tx.savepoint()")
     turn = await engine.begin()
     sync = SyncTransaction(turn.tx, math.inf, timeout)  # the deadline is the cancel scope's
-    in_time = False
+    late = False
     try:
         async with open_helpers() as helpers:
             helpers.cancel_scope.deadline = deadline = trio.current_time() + timeout
@@ -447,13 +461,15 @@ async def open_transaction(context: Context, timeout: float) -> AsyncIterator[Tr
             try:
                 with inside(engine.database, tx._awaits_this_task):
                     yield tx
-                in_time = not helpers.cancel_scope.cancel_called  # a body may shield itself, or swallow a Cancelled
             finally:
+                late = helpers.cancel_scope.cancel_called  # a body may shield itself, or swallow a Cancelled
                 tx._body_over.set()
-        if not in_time:
+        if late:
             raise sync._too_late()
         sync._before_commit()
-    except BaseException:
+    except BaseException as error:
+        if late and not isinstance(error, trio.Cancelled | TransactionTimeout):
+            error.add_note(f"meanwhile: {sync._too_late()!r}")
         sync._close()
         if not sync._rolled_back:
             await engine.end(turn, commit=False)
@@ -482,7 +498,7 @@ async def transact(context: Context, function: Callable[[SyncTransaction], T], t
         try:
             with inside(engine.database, sync._is_open):
                 result = function(sync)
-            _refuse_awaitable(result)
+            _refuse_unfinished(result)
             sync._before_commit()
         finally:
             sync._close()
@@ -505,11 +521,11 @@ async def transact(context: Context, function: Callable[[SyncTransaction], T], t
             watching.cancel()
 
 
-def _refuse_awaitable(result: object) -> None:
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns about it, far from the cause
-        raise TypeError("the function of transact returned an awaitable, which nobody would await: rolled back")
+def _refuse_unfinished(result: object) -> None:
+    if is_unfinished(result):
+        raise TypeError(
+            "the function of transact returned an awaitable or a generator, which nobody would run: rolled back"
+        )
 
 
 def _refused(sql: str) -> str:

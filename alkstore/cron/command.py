@@ -101,7 +101,7 @@ async def run_command(
     process = await start_process(command, shell=shell, env={**os.environ, **env}, cwd=cwd, starting=starting)
     reading = trio.CancelScope(shield=True)  # what it says while it is being ended is worth reading too
     try:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
             nursery.start_soon(_read, process, output, reading)
             try:
                 await process.wait()

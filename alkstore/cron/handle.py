@@ -340,7 +340,7 @@ class Cron:
         )
         in_time = False
         with self._registered(handlers), Alone(KeyboardInterrupt, StoreError):
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
 
                 async def coordinate(*, task_status: trio.TaskStatus[None]) -> None:
                     nonlocal in_time

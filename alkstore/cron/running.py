@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import trio
 from attrs import define, field
 
-from actors.handlers import refuse_returned_error
+from actors.handlers import refuse_unfinished
 from actors.ports import Interrupted, Outcome, Raised, Returned
 from alkstore.context import SHIELDED_S, Context, insist, write_on_leaving
 from alkstore.cron.command import CommandFailed, Output, run_command
@@ -163,7 +163,7 @@ class RunSource(QueueSource):
     async def _call(self, work: RunHandle) -> None:
         definition = work._definition
         if definition["kind"] == "call":
-            refuse_returned_error(await self.handlers[definition["call"]](work))
+            refuse_unfinished(await self.handlers[definition["call"]](work))
         else:
             await run_command(
                 definition["command"],

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from attrs import define, field
 
-from alkstore.errors import MixedSQLite, StoreReadOnly
+from alkstore.errors import MixedSQLite, StoreReadOnly, StoreUnavailable
 
 __all__ = ["FileIdentity", "identity", "refuse_other_copy", "register", "unregister"]
 
@@ -35,6 +35,8 @@ def identity(path: str) -> FileIdentity | None:
         return None
     except PermissionError as error:
         raise StoreReadOnly(f"{path} cannot be reached: this user may not enter its folder") from error
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be reached: {error.strerror}") from error
     return found.st_dev, found.st_ino
 
 

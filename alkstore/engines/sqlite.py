@@ -140,13 +140,14 @@ class SQLiteEngine:
     async def serve(self) -> None:
         """Commit and watch for the commits of others, until `close` or cancelled."""
         self.publish(self._opening)  # not sooner: nobody could have subscribed
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
             if self._watcher is not None:
                 watch = ForeignWatch(
                     connection=self._watcher,
                     version=self._seen,
                     bridge=InlineBridge() if self.inline else ThreadBridge(),
                     inotify=self._inotify,
+                    intact=self._check_files,
                     own_commits=lambda: self.writer.commits,
                     ask=self.writer.probe,
                     wake_all=self.feed.touch_all,
@@ -262,11 +263,11 @@ class SQLiteEngine:
         if self._inotify is not None:
             self._inotify.close()
         with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 nursery.start_soon(self._interrupt_long_checkpoint)
                 await self._write_bridge.call(self._last_checkpoint)
                 nursery.cancel_scope.cancel()
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 nursery.start_soon(self._interrupt_long_read)
                 await self._read_bridge.call(self._reader.close)  # there may be a read in flight
                 nursery.cancel_scope.cancel()
@@ -303,6 +304,7 @@ class SQLiteEngine:
         connection = self._reader
         if self._watcher is None:  # nobody else can write between two statements
             return work(SQLiteTx(connection, self.clock.now_ms()))
+        self._check_files()
         connection.all("BEGIN")
         try:
             return work(SQLiteTx(connection, self.clock.now_ms()))
@@ -443,9 +445,17 @@ class SQLiteEngine:
             raise StoreReadOnly(
                 f"{self.path} or its folder is not writable; a store writes, and SQLite keeps its log beside the file"
             )
+        elif os.stat(self.path).st_nlink > 1:
+            raise MixedSQLite(
+                f"{self.path} has another name too (a hard link): SQLite keeps the log beside the name by which it has "
+                "opened the file, so whoever uses the other name would lose commits; remove it, or make it a copy"
+            )
 
     def _check_files(self) -> None:
-        """Refuse to go on without one of the files: commits would go into one that nobody will ever find."""
+        """Refuse to go on without one of the files: commits would go into one that nobody will ever find.
+
+        Reads would come from there too, and whoever sleeps until there is work would sleep for ever.
+        """
         if self._pid != os.getpid():
             raise MixedSQLite(
                 f"{self.path} was opened before this process was forked, and SQLite's locks do not survive a fork: let "
@@ -456,7 +466,7 @@ class SQLiteEngine:
                 raise MixedSQLite(
                     f"{path} was taken away or replaced while the store was open: either another copy of SQLite in "
                     "this process has closed the file (use one copy for all, see driver=), or somebody deleted, moved "
-                    "or restored it; nothing more is written"
+                    "or restored it; nothing more is read or written"
                 )
 
     def _register(self) -> None:

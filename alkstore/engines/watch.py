@@ -11,7 +11,7 @@ from attrs import define, field
 from alkstore.engines.bridge import Bridge, no_call_in_flight
 from alkstore.engines.driver import Connection
 from alkstore.engines.inotify import Inotify
-from alkstore.errors import StoreError
+from alkstore.errors import MixedSQLite, StoreError
 
 __all__ = ["ForeignWatch"]
 
@@ -41,6 +41,8 @@ class ForeignWatch:
     """What the connection's ``data_version`` was before anybody could look at the store."""
     bridge: Bridge
     inotify: Inotify | None
+    intact: Callable[[], None]
+    """Raises if a file was taken away or replaced: then who sleeps is woken, to find that out."""
     own_commits: Callable[[], int]
     ask: Callable[[], None]
     wake_all: Callable[[], None]
@@ -74,7 +76,10 @@ class ForeignWatch:
         """Return whether another process has certainly committed since the last look."""
         own_before = self.own_commits()
         try:
-            version = (await self.bridge.call(lambda: self.connection.all("PRAGMA data_version")))[0][0]
+            version = await self.bridge.call(self._read_version)
+        except MixedSQLite:
+            self.wake_all()
+            return False
         except StoreError:
             return False  # the writer meets the same trouble, and has callers to tell
         own = self.own_commits()
@@ -87,3 +92,7 @@ class ForeignWatch:
             return False
         self.wake_all()
         return True
+
+    def _read_version(self) -> int:
+        self.intact()
+        return int(self.connection.all("PRAGMA data_version")[0][0])

@@ -113,7 +113,7 @@ class Simulation:
         if self.plan.faults.cancel:
             trio.lowlevel.add_instrument(_Canceller(self.plan))
         with Alone():
-            async with trio.open_nursery() as self._nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as self._nursery:
                 watch = _Watch(self._nursery.cancel_scope.cancel)
                 trio.lowlevel.add_instrument(watch)
                 self._nursery.start_soon(self._make_trouble)
@@ -130,7 +130,7 @@ class Simulation:
     async def _make_trouble(self) -> None:
         faults = self.plan.faults
         with self._trouble:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 for every, strike in (
                     (faults.step_every, self._step),
                     (faults.freeze_every, self._freeze),

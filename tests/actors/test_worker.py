@@ -630,11 +630,17 @@ async def generates(work: FakeWork) -> Any:
     yield work
 
 
+def generates_plainly(work: FakeWork) -> Any:
+    yield work
+
+
 @pytest.mark.parametrize(
     ("handler", "message"),
     [
-        (generates, "handler must not be an async generator"),
-        (partial(generates), "handler must not be an async generator"),
+        (generates, "handler must not be a generator: .* has a yield in it"),
+        (partial(generates), "handler must not be a generator"),
+        (generates_plainly, "handler must not be a generator"),
+        (partial(generates_plainly), "handler must not be a generator"),
         (takes_two, "handler is called with one argument, which .* does not take"),
         (partial(takes_two, 1, 2), "handler is called with one argument"),
         ("send", "handler must be a function or another callable, not 'send'"),
@@ -644,3 +650,17 @@ async def generates(work: FakeWork) -> Any:
 def test_what_cannot_be_a_handler_is_refused(handler: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Worker(FakeSource(), handler)
+
+
+@pytest.mark.parametrize("returned", [nothing, generates, generates_plainly])
+async def test_a_handler_that_has_forgotten_to_await_is_not_done(
+    autojump_clock: MockClock, returned: Callable[[FakeWork], Any]
+) -> None:
+    source = FakeSource(FakeWork())
+
+    async def handler(work: FakeWork) -> object:
+        return returned(work)
+
+    await run_until(source, handler, lambda: source.settled)
+    assert isinstance(outcome := source.outcome(), Raised)
+    assert "of which nothing has run: await it" in str(outcome.error)

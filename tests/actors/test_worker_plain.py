@@ -103,8 +103,8 @@ async def test_a_plain_function_that_returns_an_awaitable_says_what_to_do(
     assert isinstance(outcome := source.outcome(), Raised)
     assert type(outcome.error) is TypeError
     assert str(outcome.error) == (
-        "the plain function returns_an_awaitable returned an awaitable, which its thread cannot await: declare the "
-        "handler with `async def` (and await the result in it), or return something else"
+        "the plain function returns_an_awaitable returned an awaitable or a generator, of which nothing runs in its "
+        "thread: declare the handler with `async def` (and await the result in it), or return something else"
     )
 
 

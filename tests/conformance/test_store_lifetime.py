@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 import trio
@@ -115,6 +117,26 @@ async def test_what_the_body_raises_leaves_as_itself(open_engine_store: OpenStor
         async with open_engine_store():
             raise error
     assert caught.value is error
+
+
+@pytest.mark.filterwarnings("ignore::trio.TrioDeprecationWarning")
+def test_in_a_run_with_loose_groups_the_bodys_error_leaves_as_itself_too(tmp_path: Path) -> None:
+    """There a nursery lets a group of the body's own through as if it were its own."""
+    error = ExceptionGroup("the body's own", [ValueError("first"), KeyError("second")])
+
+    async def within(context: AbstractAsyncContextManager[object]) -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with context:
+                raise error
+        assert caught.value is error
+
+    async def main() -> None:
+        await within(open_store(tmp_path / "other.db"))
+        async with open_store(tmp_path / "app.db") as store:
+            await within(store.transaction())
+            await within(store.lock("l").hold())
+
+    trio.run(main, strict_exception_groups=False)
 
 
 async def test_a_body_that_is_cancelled_is_cancelled_and_no_more(open_engine_store: OpenStore) -> None:

@@ -330,7 +330,9 @@ async def test_what_the_body_raises_at_the_time_limit_leaves_as_itself(orders: S
             finally:
                 raise ValueError("clean-up")
 
-    await fails(ValueError, body)
+    error = await fails(ValueError, body)
+    (note,) = error.__notes__
+    assert note.startswith("meanwhile: TransactionTimeout('the transaction was open for longer than 5 s")
     assert await stored(orders) == NOTHING
 
 

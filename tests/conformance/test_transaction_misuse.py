@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -122,6 +122,19 @@ async def test_a_thread_that_the_body_waits_for_is_refused_too(store: Store, rea
     async with store.transaction():
         error = await fails(RuntimeError, trio.to_thread.run_sync, enqueue)
         assert "use tx.enqueue(queue, …) instead" in str(error)
+
+
+async def test_a_thread_that_the_body_may_leave_behind_is_refused_too(store: Store, real_time: None) -> None:
+    """Its calls arrive in tasks of their own, without an ancestor in the body."""
+    token = trio.lowlevel.current_trio_token()
+
+    def in_thread() -> None:
+        trio.from_thread.run(store.queue("q").enqueue, 1, trio_token=token)
+
+    async with store.transaction():
+        with trio.fail_after(2), pytest.raises(RuntimeError, match=r"use tx\.enqueue"):
+            await trio.to_thread.run_sync(in_thread, abandon_on_cancel=True)
+    assert (await store.queue("q").counts()).ready == 0
 
 
 async def test_the_function_of_transact_is_refused_too(open_shared_store: OpenStore, real_time: None) -> None:
@@ -483,6 +496,15 @@ async def test_a_function_that_returns_an_awaitable_is_rolled_back(store: Store)
     error = await fails(TypeError, store.transact, function)
     assert "returned an awaitable" in str(error)
     assert (await store.queue("q").counts()).ready == 0
+
+
+async def test_a_generator_is_no_function_for_transact(store: Store) -> None:
+    def function(tx: SyncTransaction) -> Iterator[None]:
+        tx.enqueue("q", 1)
+        yield
+
+    error = await fails(TypeError, store.transact, function)
+    assert "must not be a generator" in str(error)
 
 
 async def test_a_handler_may_write_in_a_transaction_and_let_the_worker_ack(store: Store) -> None:

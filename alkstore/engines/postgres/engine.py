@@ -181,7 +181,7 @@ class PostgresEngine:
         self.publish(self._opening)  # not sooner: nobody could have subscribed
         if self.virtual:  # time would leap over what is on its way: see `_committed`
             await trio.sleep_forever()
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
             nursery.start_soon(self.notifier.serve)
             nursery.start_soon(look_regularly, self.feed)
             nursery.start_soon(self._cut_silent)
@@ -230,7 +230,7 @@ class PostgresEngine:
                     errors.append(error)
 
         await trio.lowlevel.checkpoint()
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
             for _ in range(min(len(works), self.pool.size)):  # more would only wait in line, against busy_timeout
                 nursery.start_soon(some)
         if errors:

@@ -181,7 +181,7 @@ async def _within(seconds: float, connection: Connection[Row], bridge: ThreadBri
             if answer is None:  # a thread cannot be cancelled, and whoever closes must not wait for a silent server
                 cut(connection)
 
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery(strict_exception_groups=True) as nursery:
         nursery.start_soon(cut_later)
         answer = await outcome.acapture(bridge.call, function)  # so that its error leaves as itself
         nursery.cancel_scope.cancel()

@@ -80,7 +80,7 @@ class Slot:
                 with trio.CancelScope(shield=True):
                     await self._stop_until(over, stop)
 
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
             nursery.start_soon(stop_if_cancelled)
             answer = await outcome.acapture(self.bridge.call, function)  # so that its error leaves as itself
             over.set()
@@ -238,7 +238,7 @@ class Pool:
             fed.set()
 
         try:
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 nursery.start_soon(wait)
                 await fed.wait()
                 nursery.cancel_scope.cancel()

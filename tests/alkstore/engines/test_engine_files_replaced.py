@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from alkstore import MixedSQLite, TrioClock, open_store
+from alkstore import MixedSQLite, StopToken, StoreUnavailable, TrioClock, open_store
 from alkstore.clock import WallClock
+from tests.conformance.helpers import fails
 
 
 def deleted(path: Path) -> None:
@@ -43,6 +44,49 @@ async def test_a_file_that_is_not_the_same_any_more_ends_the_writing(
         for _ in range(2):
             with pytest.raises(MixedSQLite, match="was taken away or replaced while the store was open"):
                 await queue.enqueue(2)
+
+
+@pytest.mark.parametrize("how", [deleted, moved, restored])
+async def test_who_only_reads_or_waits_is_told_too(tmp_path: Path, how: Callable[[Path], None]) -> None:
+    """Else an idle worker would sleep on, while others enqueue into the file that is there now."""
+    path = tmp_path / "app.db"
+    async with open_store(path) as store:
+        waiting: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.queue("q").work(print, stop=StopToken()),
+            lambda: store.run_schedules(StopToken()),
+            lambda: store.queue("other").claim("w", wait=60),
+        ]
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for call in waiting:
+                    nursery.start_soon(fails, MixedSQLite, call)
+                await trio.sleep(0.2)
+                how(path)
+            await fails(MixedSQLite, store.health)
+            await fails(MixedSQLite, store.queue("q").counts)
+
+
+async def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:
+    """SQLite keeps a log beside each name, and commits that are in the one do not show in the other."""
+    path = tmp_path / "app.db"
+    async with open_store(path):
+        pass
+    os.link(path, tmp_path / "other.db")
+    for name in (path, tmp_path / "other.db"):
+        with pytest.raises(MixedSQLite, match="has another name too"):
+            async with open_store(name):
+                pass
+    (tmp_path / "other.db").unlink()
+    async with open_store(path) as store:
+        assert await store.queue("q").enqueue(1) == 1
+
+
+async def test_a_link_that_leads_nowhere_is_told_by_the_stores_error(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    path.symlink_to(path)
+    with pytest.raises(StoreUnavailable, match="symbolic links"):
+        async with open_store(path):
+            pass
 
 
 @pytest.mark.parametrize("how", [deleted, moved])

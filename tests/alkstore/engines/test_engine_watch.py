@@ -24,7 +24,7 @@ from alkstore.engines.bridge import InlineBridge
 from alkstore.engines.feed import COMMITS
 from alkstore.engines.inotify import Inotify
 from alkstore.engines.watch import FLOOR_S, LOOKS_S, POLL_S, REST_S, ForeignWatch
-from alkstore.errors import StoreError
+from alkstore.errors import MixedSQLite, StoreError
 from alkstore.sql.tx import Params, Row, Tx
 from tests.alkstore.engines.enginekit import Gate, engine_of, marked_store, marks, open_files
 
@@ -60,6 +60,7 @@ class Fake:
 
     version: int = 1
     broken: bool = False
+    replaced: bool = False
     own: int = 0
     after_a_look: Callable[[], object] = lambda: None
     looks: list[float] = field(factory=list)
@@ -76,12 +77,17 @@ class Fake:
         self.after_a_look()
         return [(found,)]
 
+    def intact(self) -> None:
+        if self.replaced:
+            raise MixedSQLite("the file was replaced")
+
     def watch(self) -> ForeignWatch:
         return ForeignWatch(
             connection=cast(Any, self),
             version=self.version,
             bridge=InlineBridge(),
             inotify=cast(Any, self.inotify),
+            intact=self.intact,
             own_commits=lambda: self.own,
             ask=lambda: self.asked.append(trio.current_time()),
             wake_all=lambda: self.woken.append(round(trio.current_time(), 6)),
@@ -95,6 +101,20 @@ async def serve(fake: Fake, body: Callable[[], Any]) -> None:
         await trio.testing.wait_all_tasks_blocked()
         await body()
         nursery.cancel_scope.cancel()
+
+
+async def test_who_sleeps_is_woken_when_the_file_was_replaced(autojump_clock: MockClock) -> None:
+    """Within a second, although nothing tells of it."""
+    fake = Fake()
+
+    async def body() -> None:
+        await trio.sleep(10)
+        assert fake.woken == []
+        fake.replaced = True
+        await trio.sleep(1)
+
+    await serve(fake, body)
+    assert fake.woken
 
 
 async def test_after_an_event_it_looks_more_and_more_seldom_until_the_commit_shows(autojump_clock: MockClock) -> None:

@@ -6,9 +6,18 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.postgres.schemas import Schemas, drop_schema
 from tests.postgres.server import shared_server
+
+settings.register_profile("gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The same examples in every run, on a slow machine too: what fails has failed because of what was changed."""
+
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Other examples in each run: ``--hypothesis-profile=explore``."""
+
+settings.load_profile("gate")
 
 
 @pytest.fixture(scope="session")

@@ -134,11 +134,14 @@ class ScheduleGame:
         jobs = await enqueued(self.store, self.queue)
         assert sorted(
             (
-                *(job.schedule, ms(job.boundary), job.payload, job.priority, job.max_attempts),
-                ms(job.expires_at),
-            )
-            for job in jobs
-        ) == sorted(self.fired)
+                (
+                    *(job.schedule, ms(job.boundary), job.payload, job.priority, job.max_attempts),
+                    ms(job.expires_at),
+                )
+                for job in jobs
+            ),
+            key=repr,
+        ) == sorted(self.fired, key=repr)
         # a clock that was set back makes due at once what was due before it
         assert all(job.boundary is not None and job.run_at <= job.boundary for job in jobs)
 

@@ -101,7 +101,7 @@ async def write_within(
         with last_write(what, leaving):
             await write()
         return
-    within = seconds + LAST_WRITE_WITHIN
+    within = max(seconds, 0.0) + LAST_WRITE_WITHIN  # a lease may have been over for long
     try:
         with trio.move_on_after(within) as waiting:
             await write()

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.unwinding import LAST_WRITE_WITHIN, Alone, last_write, leaves, part, shown
+from actors.unwinding import (
+    LAST_WRITE_WITHIN,
+    TOLD_BEFORE,
+    Alone,
+    last_write,
+    leaves,
+    may_repeat,
+    part,
+    shown,
+    write_within,
+)
 
 Group = BaseExceptionGroup
 
@@ -70,6 +81,28 @@ def test_an_error_is_not_chained_to_the_group_it_came_in() -> None:
     left = leave(Group("", [error]))
     assert left.__cause__ is cause
     assert left.__context__ is context
+
+
+@pytest.mark.parametrize(("seconds", "within"), [(-100, 15), (0, 15), (5, 20)])
+async def test_a_write_has_its_time_and_a_little_more(autojump_clock: MockClock, seconds: float, within: float) -> None:
+    """Although its time may have been over for long, as that of a lease when the machine was suspended."""
+    await write_within(seconds, "writing", partial(trio.sleep, within - 1))
+    with pytest.raises(trio.TooSlowError, match=f"^writing took more than {within:g} s$"):
+        await write_within(seconds, "writing", trio.sleep_forever)
+    assert trio.current_time() == 2 * within - 1
+
+
+async def test_a_write_that_is_repeated_ends_before_its_time_is_over(autojump_clock: MockClock) -> None:
+    async def write() -> None:
+        while may_repeat():  # noqa: ASYNC110 - nobody else is here
+            await trio.sleep(1)
+        raise OSError("busy")
+
+    with trio.move_on_after(0), pytest.raises(BaseExceptionGroup) as caught:
+        await write_within(100, "writing", write, trio.Cancelled._create(source="explicit"))
+    assert [type(error) for error in caught.value.exceptions] == [trio.Cancelled, OSError]
+    assert trio.current_time() == LAST_WRITE_WITHIN - TOLD_BEFORE
+    assert may_repeat()
 
 
 async def test_a_last_write_is_not_cancelled_but_cannot_hang(autojump_clock: MockClock) -> None:

@@ -194,8 +194,8 @@ async def test_a_machine_whose_clock_is_set_loses_no_lease(place: Place, monkeyp
         async with store.lock("l").hold(30) as held:
             for step in (90, -3_600):
                 monkeypatch.setattr(time, "time_ns", lambda step=step: real() + step * 10**9)
-                assert 25 < held.remaining <= 30.5
-                assert 25 < handle.lease_remaining <= 30.5
+                assert 20 < held.remaining <= 30.5
+                assert 20 < handle.lease_remaining <= 30.5
 
 
 async def test_over_a_slow_line_the_servers_clock_counts_too(
@@ -207,8 +207,8 @@ async def test_over_a_slow_line_the_servers_clock_counts_too(
     async with open_proxy(short_folder, place.server) as proxy:
         proxy.delay = 0.15
         through = Place(proxy.url(place.server), place.schema)
-        async with through.open(listen=False) as store, store.lock("l").hold(5) as held:
-            assert 3.5 < held.remaining <= 5.5
+        async with through.open(listen=False) as store, store.lock("l").hold(30) as held:
+            assert 20 < held.remaining <= 31
 
 
 async def test_a_server_whose_clock_was_set_back_is_noticed(place: Place, admin: Admin) -> None:

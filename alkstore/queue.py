@@ -401,7 +401,8 @@ class Claims:
             if claimed.blocked:
                 if patience is not None and patience.is_over():
                     return []
-                await trio.sleep(LOCKED_PAUSE_S)
+                with trio.move_on_after(LOCKED_PAUSE_S):  # or it was committed while this claim was under way
+                    await engine.feed.moved_past(queue_topic(queue.name), seen, None)
         return []
 
     async def _may_find(self, seen: int, next_at: int | None, patience: Countdown | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.postgres.schemas import Schemas, drop_schema
 from tests.postgres.server import shared_server
+
+for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGCHLD, signal.SIG_DFL):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as whoever is started by a script in the background inherits it
+        signal.signal(number, handler)
 
 settings.register_profile("gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The same examples in every run, on a slow machine too: what fails has failed because of what was changed."""

@@ -114,7 +114,8 @@ class RunSource(QueueSource):
                 handles = [self._handle(one) for one in taken]
                 await self._give_back_if_cancelled(handles)
                 return handles
-            await trio.sleep(LOCKED_PAUSE_S)  # others have locked what is due, or were faster
+            with trio.move_on_after(LOCKED_PAUSE_S):  # others have locked what is due, or were faster
+                await engine.feed.moved_past(queue_topic(runs.RUNS_QUEUE), seen, None)
 
     async def _dispatch(self, names: tuple[str, ...], limit: int) -> list[runs.Dispatched]:
         """Take runs. When the answer was lost, those that were taken all the same must not be left to their leases."""

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alkstore import JobHandle, ManualClock, Queue, Store
+from alkstore.sql import jobs
+from alkstore.sql.tx import Tx
 from tests.conformance.helpers import (
     START,
     OpenStore,
@@ -284,6 +286,28 @@ async def test_a_claim_that_waits_gets_what_is_there_at_once(store: Store) -> No
 async def test_a_claim_that_waits_is_woken_by_an_enqueue(store: Store) -> None:
     queue = store.queue("q")
     assert await made_due(queue, lambda: queue.enqueue(1)) == 5
+
+
+async def test_a_claim_that_has_just_missed_a_commit_is_made_again_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL it may not have taken what is there already when it looks when to claim next."""
+    queue, real, took = store.queue("q"), jobs.claim, float("nan")
+
+    def miss(tx: Tx, *_: Any) -> jobs.Claimed:
+        monkeypatch.setattr(jobs, "claim", real)
+        return jobs.Claimed([], tx.now(), blocked=True)
+
+    async def wait() -> None:
+        nonlocal took
+        took = await elapsed(partial(claim, queue, wait=1000))
+
+    monkeypatch.setattr(jobs, "claim", miss)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await calm()
+        await queue.enqueue(1)
+    assert took == 0
 
 
 async def test_a_claim_that_waits_is_woken_by_an_enqueue_of_another_store(open_shared_store: OpenStore) -> None:

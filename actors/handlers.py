@@ -90,7 +90,7 @@ class PlainCall:
         if not self._begun.acquire(blocking=False):
             return
         try:
-            _refuse_unfinished(self._function, self._function())
+            _refuse_unfinished_call(self._function, self._function())
         except BaseException as error:
             self._error = error
             raise
@@ -107,8 +107,7 @@ class PlainCall:
 
 def refuse_unfinished(result: object) -> None:
     """Raise if a handler's result says that the work is not done: an error, or what nobody has awaited or iterated."""
-    if isinstance(result, BaseException):
-        raise TypeError(f"the handler has returned {result!r:.200}: raise it, or the work would count as done")
+    _refuse_error(result)
     if is_unfinished(result):
         raise TypeError(
             f"the handler has returned {result!r:.200}, of which nothing has run: await it, or the work would count as "
@@ -124,9 +123,14 @@ def is_unfinished(result: object) -> bool:
     return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
-def _refuse_unfinished(function: Callable[..., object], result: object) -> None:
+def _refuse_error(result: object) -> None:
+    if isinstance(result, BaseException):
+        raise TypeError(f"the handler has returned {result!r:.200}: raise it, or the work would count as done")
+
+
+def _refuse_unfinished_call(function: Callable[..., object], result: object) -> None:
+    _refuse_error(result)
     if not is_unfinished(result):
-        refuse_unfinished(result)
         return
     while isinstance(function, functools.partial):
         function = function.func

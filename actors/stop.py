@@ -6,7 +6,7 @@ token cancels at once. What has begun stands in a work scope around it, which th
 
     async def run(stop: StopToken) -> None:
         with stop.work(grace=30):
-            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            async with trio.open_nursery() as nursery:
                 with stop.intake():
                     async for item in source:
                         nursery.start_soon(handle, item)

@@ -90,7 +90,7 @@ async def test_a_claim_does_not_wait_for_what_others_have_locked(
             began = time.monotonic()
             with trio.fail_after(10):
                 assert await queue.claim("v", wait=wait) == []
-            assert time.monotonic() - began >= wait - 0.25  # how well the clock of the server is known here
+            assert time.monotonic() - began >= wait
             assert claims <= 2 + wait / 0.05
         assert len(await queue.claim("v", wait=10)) == 1
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -305,7 +304,7 @@ async def test_commands_leave_no_open_files_behind() -> None:
 
 async def test_a_limited_number_of_commands_is_being_started_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     starting = most = 0
-    counting = threading.Lock()
+    counting, two = threading.Lock(), threading.Barrier(2, timeout=WITHIN_S)
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
     def counted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -313,7 +312,7 @@ async def test_a_limited_number_of_commands_is_being_started_at_one_time(monkeyp
         with counting:
             starting += 1
             most = max(most, starting)
-        time.sleep(0.05)
+        two.wait()
         try:
             return start(*args, **options)
         finally:

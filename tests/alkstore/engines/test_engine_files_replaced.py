@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from alkstore import MixedSQLite, StopToken, StoreUnavailable, TrioClock, open_store
@@ -50,7 +51,7 @@ async def test_a_file_that_is_not_the_same_any_more_ends_the_writing(
 async def test_who_only_reads_or_waits_is_told_too(tmp_path: Path, how: Callable[[Path], None]) -> None:
     """Else an idle worker would sleep on, while others enqueue into the file that is there now."""
     path = tmp_path / "app.db"
-    async with open_store(path) as store:
+    async with open_store(path, inline=True) as store:
         waiting: list[Callable[[], Awaitable[object]]] = [
             lambda: store.queue("q").work(print, stop=StopToken()),
             lambda: store.run_schedules(StopToken()),
@@ -60,7 +61,7 @@ async def test_who_only_reads_or_waits_is_told_too(tmp_path: Path, how: Callable
             async with trio.open_nursery() as nursery:
                 for call in waiting:
                     nursery.start_soon(fails, MixedSQLite, call)
-                await trio.sleep(0.2)
+                await trio.testing.wait_all_tasks_blocked()
                 how(path)
             await fails(MixedSQLite, store.health)
             await fails(MixedSQLite, store.queue("q").counts)
